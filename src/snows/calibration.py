@@ -1,0 +1,161 @@
+"""Calibration samples: whatever the user has, read once into one table of tensors. Labels are dropped."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+
+from .errors import InputError, SnowsWarning
+
+_LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
+_READ_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Samples:
+    """n samples of a model's inputs: tensors with n rows, and how they are put together for a call of the model."""
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    count: int
+
+    def call_arguments(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = pytree.tree_unflatten(self.rows(start, stop), self.spec)
+        return args, kwargs
+
+    def rows(self, start: int, stop: int) -> list[Any]:
+        return [leaf[start:stop] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
+
+    def shuffled(self, seed: int) -> Samples:
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
+        return Samples(
+            [leaf[order] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves],
+            self.spec,
+            self.count,
+        )
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+
+        return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count)
+
+
+def read_samples(calibration: Any, model: nn.Module, limit: int | None = None) -> Samples:
+    """A tensor, a Dataset, a DataLoader or any re-iterable of batches; a batch is a tensor, a tuple (inputs first) or a dict."""
+    accepted = _accepted_keywords(model)
+    tables: list[list[Any]] = []
+    spec: pytree.TreeSpec | None = None
+    count = 0
+    for batch in _batches(calibration):
+        call = _call_arguments(batch, accepted)
+        leaves, this = pytree.tree_flatten(call)
+        sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
+        if not sizes:
+            raise InputError(f"a calibration batch of type {type(batch).__name__} has no tensor with a batch dimension")
+        if len(sizes) > 1:
+            raise InputError(f"the inputs of one calibration batch have {sorted(sizes)} samples; expected one number")
+        if spec is not None and this != spec:
+            raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
+        spec = this
+        tables.append(leaves)
+        count += sizes.pop()
+        if limit is not None and count >= limit:
+            break
+    if spec is None or count == 0:
+        raise InputError("the calibration data has no batches; give at least one (a few thousand samples work best)")
+    leaves = [_join(column, index) for index, column in enumerate(zip(*tables, strict=True))]
+    samples = Samples(leaves, spec, count)
+    if limit is not None and count > limit:
+        samples = Samples(samples.rows(0, limit), spec, limit)
+    _check_values(samples)
+    return samples
+
+
+def _batches(calibration: Any) -> Iterator[Any]:
+    if isinstance(calibration, Tensor):
+        return iter([calibration])
+    if isinstance(calibration, Mapping):
+        return iter([calibration])
+    if isinstance(calibration, Dataset) and not isinstance(calibration, Iterable):
+        return iter(DataLoader(calibration, batch_size=_READ_AT_ONCE))
+    if isinstance(calibration, Dataset) and hasattr(calibration, "__len__"):
+        return iter(DataLoader(calibration, batch_size=_READ_AT_ONCE))
+    if isinstance(calibration, Iterator):
+        raise InputError(
+            "the calibration data is a one-shot generator; give something that can be read again "
+            "(a tensor, a list of batches, a Dataset or a DataLoader)"
+        )
+    if isinstance(calibration, Iterable) and not isinstance(calibration, str | bytes):
+        return iter(calibration)
+    raise InputError(
+        f"the calibration data is a {type(calibration).__name__}; expected a tensor, a Dataset, a DataLoader or "
+        "a re-iterable of batches"
+    )
+
+
+def _accepted_keywords(model: nn.Module) -> set[str] | None:
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return {p.name for p in parameters}
+
+
+def _call_arguments(batch: Any, accepted: set[str] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How the model is called: a tensor is its argument, a dict gives keywords, a tuple's first item is the input."""
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, Mapping):
+        inputs = {str(k): v for k, v in batch.items() if k not in _LABEL_KEYS}
+        unknown = sorted(set(inputs) - accepted) if accepted is not None else []
+        if unknown:
+            raise InputError(
+                f"a calibration batch has the keys {', '.join(unknown)}, which the model's forward does not take "
+                f"(it takes {', '.join(sorted(accepted or ()))})"
+            )
+        return (), inputs
+    if isinstance(batch, list | tuple) and batch:
+        first = batch[0]
+        if isinstance(first, list | tuple):
+            return tuple(first), {}
+        return _call_arguments(first, accepted)
+    raise InputError(
+        f"a calibration batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
+    )
+
+
+def _join(column: tuple[Any, ...], index: int) -> Any:
+    if not isinstance(column[0], Tensor) or not column[0].ndim:
+        return column[0]
+    shapes = {tuple(value.shape[1:]) for value in column}
+    if len(shapes) > 1:
+        raise InputError(
+            f"calibration batches differ in the shape of their samples: {sorted(shapes)}; "
+            "resize or pad them to one shape"
+        )
+    return torch.cat([value.detach().cpu() for value in column])
+
+
+def _check_values(samples: Samples) -> None:
+    for leaf in samples.leaves:
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
+            continue
+        if not torch.isfinite(leaf).all():
+            raise InputError("the calibration data contains NaN or infinity; remove those samples")
+        if leaf.ndim == 4 and float(leaf.min()) >= 0 and float(leaf.max()) > 16:
+            warnings.warn(
+                f"the calibration images look unnormalized (values from {float(leaf.min()):g} to {float(leaf.max()):g}); "
+                "use the same preprocessing as in training",
+                SnowsWarning,
+                stacklevel=4,
+            )

@@ -1,0 +1,31 @@
+"""What can go wrong, as the caller sees it.
+
+SnowsError                 everything raised on purpose
+├── ArgumentError          an argument has the wrong form: unknown name, malformed pattern   (exit status 2)
+├── InputError             a model, data set, mask or file cannot be used as it is           (exit status 1)
+└── CaptureError           the model cannot be turned into a graph of operations             (exit status 1)
+
+Every message says what was given, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class SnowsError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ArgumentError(SnowsError, ValueError):
+    """An argument has the wrong form."""
+
+
+class InputError(SnowsError, ValueError):
+    """A model, data set, mask or file cannot be used as it is."""
+
+
+class CaptureError(SnowsError):
+    """The model cannot be turned into a graph of operations."""
+
+
+class SnowsWarning(UserWarning):
+    """Something the user should know; the work goes on."""

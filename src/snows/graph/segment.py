@@ -1,0 +1,88 @@
+"""Pieces of a graph as pure functions: values by name in, values by name out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx import Node
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from .layers import Layer
+
+Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
+
+
+class Program:
+    """Some nodes of the graph, compiled into one function of the values and parameters they read."""
+
+    def __init__(self, nodes: Iterable[Node], gives: Iterable[Node], parameter_names: Mapping[Node, str]) -> None:
+        nodes = list(nodes)
+        inside = set(nodes)
+        outside = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside)
+        gives = [node for node in dict.fromkeys(gives) if node in inside]
+        self.reads = tuple(n.name for n in outside if n not in parameter_names)
+        self.parameters = tuple(parameter_names[n] for n in outside if n in parameter_names)
+        self.gives = tuple(node.name for node in gives)
+
+        graph = fx.Graph()
+        copies: dict[Node, Node] = {}
+        for node in sorted(outside, key=lambda n: n in parameter_names):
+            copies[node] = graph.placeholder(node.name)
+        for node in nodes:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+        graph.output(tuple(copies[node] for node in gives))
+        self._module = fx.GraphModule(torch.nn.Module(), graph)
+
+    def __call__(self, values: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Values:
+        arguments = [values[name] for name in self.reads] + [parameters[name] for name in self.parameters]
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivatives
+            results = self._module.forward(*arguments)
+        return dict(zip(self.gives, results, strict=True))
+
+
+@dataclass(frozen=True)
+class SampleLayout:
+    """Where the samples of a batch are in a tensor: along `axis`, as its outer or (`inner`) its fastest index."""
+
+    axis: int
+    inner: bool
+
+    def split(self, value: Tensor, samples: int) -> Tensor:
+        """One row per sample."""
+        sizes = (-1, samples) if self.inner else (samples, -1)
+        split = value.unflatten(self.axis, sizes)
+        return split.movedim(self.axis + int(self.inner), 0).flatten(1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one pass over a segment, for one sample: bytes of all values, and floating-point operations."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A layer and what follows it, up to K operations deeper.
+
+    `prelude` computes what the segment needs but the layer does not change (a parallel branch, say); `body` is the part
+    that varies with the layer's weight; `own` is the layer alone. `outputs` are the values of operations 0 … K.
+    """
+
+    layer: Layer
+    prelude: Program
+    body: Program
+    own: Program
+    outputs: tuple[str, ...]
+    sample_layouts: tuple[SampleLayout | None, ...]
+    piecewise_linear: bool
+    cost: Cost
+
+    @property
+    def horizon(self) -> int:
+        return len(self.outputs) - 1

@@ -1,0 +1,114 @@
+"""The K-step problem of one layer: from two activation streams to an objective, and to the moments of its closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .curvature import Normalization, Objective, Piece
+from .graph import Segment
+from .rows import Moments
+from .streams import Stream
+
+_VARIANCE_SAMPLES = 1000  # enough for a scale factor
+_MOMENT_BYTES = 1 << 28  # patches formed at once
+_LEAST_VARIANCE = 1e-12
+
+
+@dataclass
+class LayerProblem:
+    """Match the dense network's operations 0 … K after one layer, as a function of that layer's weight.
+
+    Targets and live-in values are kept between passes while they fit `keep_bytes`, and recomputed for each pass beyond.
+    """
+
+    segment: Segment
+    dense: Stream
+    pruned: Stream
+    targets_from: str  # "dense-stream" or "dense-weights", see Recipe
+    keep_bytes: int
+    _kept: dict[int, Piece] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.layer = self.segment.layer
+        self.sizes = self.pruned.sizes
+        needed = 2 * self.segment.cost.bytes * sum(self.sizes)
+        self._keeps = needed <= self.keep_bytes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Piece:
+        if index in self._kept:
+            return self._kept[index]
+        values = self._live_in(self.pruned, index, self.pruned.parameters)
+        later = dict(self.pruned.parameters)
+
+        def forward(weight: Tensor) -> tuple[Tensor, ...]:
+            results = self.segment.body(values, {**later, self.layer.parameter: weight})
+            return tuple(results[name] for name in self.segment.outputs)
+
+        targets = self._targets(index)
+        piece = Piece(forward, tuple(targets[name] for name in self.segment.outputs), self.sizes[index])
+        if self._keeps:
+            self._kept[index] = piece
+        return piece
+
+    def objective(self, normalization: Normalization) -> Objective:
+        weights = [1.0] * len(self.segment.outputs)
+        if normalization == "variance":
+            weights = [1 / max(variance, _LEAST_VARIANCE) for variance in self._variances()]
+        everything = tuple(range(len(self.sizes)))
+        return Objective(
+            self, tuple(weights), normalization, everything, self.sizes, layouts=self.segment.sample_layouts
+        )
+
+    def moments(self) -> Moments:
+        """Of the layer's inputs, and of those with the outputs the layer itself should have."""
+        return Moments.collect(self._input_output_pairs())
+
+    def _input_output_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        layer = self.layer
+        teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
+        for values, teacher_values in zip(self.pruned.batches, teacher.batches, strict=True):
+            x = values[layer.input]
+            y = self.segment.own(teacher_values, self.dense.parameters)[self.segment.own.gives[0]]
+            if layer.bias is not None:
+                bias = self.dense.parameters[layer.bias]
+                y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
+            # Linear layers may fold samples into other axes: only convolutions are cut along the batch.
+            rows = self._rows_at_once(x) if layer.is_convolution else max(len(x), 1)
+            for part, target in zip(x.split(rows), y.split(rows), strict=True):
+                yield layer.patches(part), layer.outputs(target)
+
+    def _rows_at_once(self, x: Tensor) -> int:
+        kernel = self.layer.columns * self.layer.groups / x.shape[1]
+        return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))
+
+    def _targets(self, index: int) -> dict[str, Tensor]:
+        if self.targets_from == "dense-stream":
+            values = self._live_in(self.dense, index, self.dense.parameters)
+        else:
+            values = self._live_in(self.pruned, index, self.dense.parameters)
+        with torch.no_grad():
+            return self.segment.body(values, self.dense.parameters)
+
+    def _live_in(self, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        values = stream.batches[index]
+        with torch.no_grad():
+            return {**values, **self.segment.prelude(values, parameters)}
+
+    def _variances(self) -> list[float]:
+        total = [0.0] * len(self.segment.outputs)
+        seen = 0
+        for index in range(len(self)):
+            for k, target in enumerate(self[index].targets):
+                total[k] += float(target.var(correction=0)) * self.sizes[index]
+            seen += self.sizes[index]
+            if seen >= _VARIANCE_SAMPLES:
+                break
+        return [value / seen for value in total]
+

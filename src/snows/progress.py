@@ -1,0 +1,33 @@
+"""The progress bar of a run, on standard error."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .cascade import Event
+
+
+class ProgressBar:
+    """One bar over all layers of all sweeps. Says nothing where standard error is no terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("preparing", total=None)
+        self._progress.start()
+
+    def show(self, event: Event) -> None:
+        done = event.sweep * event.total + event.index + (event.solve is not None)
+        where = f"sweep {event.sweep + 1}/{event.sweeps}  {event.layer}"
+        self._progress.update(self._task, completed=done, total=event.total * event.sweeps, description=where)
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,133 @@
+"""Recipes: every choice of the method besides model, data, pattern and mask, as one frozen value."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .curvature import Normalization
+from .errors import ArgumentError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How kept weights are re-adjusted. `DEFAULT` is the best we know; `PAPER` is the paper as written.
+
+    horizon             K, the operations beyond the layer whose outputs are preserved; None: by architecture, as the paper
+    sweeps              passes over all layers; from the second on, every other layer is already pruned
+    targets             "dense-stream": the dense network's own activations;
+                        "dense-weights": dense weights applied to the pruned network's activations (the paper)
+    normalization       of the K-step loss, see `snows.curvature`
+    curvature           "auto": Gauss-Newton where it equals the Hessian, the exact Hessian elsewhere
+    start               "closed-form": the better of least squares (K=0) and the weights so far; "masked": masked weights
+    preconditioner      "rows": CG preconditioned by the closed form's factors
+    ridge               relative damping of the closed form
+    newton_steps        per layer and sweep (per mini-batch when `minibatch` is set)
+    cg_steps, cg_…      limits of one CG solve
+    damping, relative_… Levenberg-Marquardt damping: absolute, and as a share of the mean diagonal of the curvature
+    armijo              sufficient decrease
+    product_samples     samples in curvature products; gradient and line search use all. None: all
+    minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
+    """
+
+    horizon: int | None = 8
+    sweeps: int = 3
+    targets: Literal["dense-stream", "dense-weights"] = "dense-stream"
+    normalization: Normalization = "variance"
+    curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "auto"
+    start: Literal["closed-form", "masked"] = "closed-form"
+    preconditioner: Literal["rows"] | None = "rows"
+    ridge: float = 1e-6
+    newton_steps: int = 1
+    cg_steps: int = 15
+    cg_absolute_tolerance: float = 0.0
+    cg_relative_tolerance: float = 1e-2
+    damping: float = 0.0
+    relative_damping: float = 1e-3
+    armijo: float = 1e-5
+    product_samples: int | None = 500
+    minibatch: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in _CHOICES and value not in _CHOICES[field.name]:
+                expected = ", ".join(repr(choice) for choice in _CHOICES[field.name])
+                raise ArgumentError(f"recipe: {field.name} is {value!r}; expected one of {expected}")
+            if field.name not in _CHOICES:
+                least = 1 if field.name in _AT_LEAST_ONE else 0
+                optional = "None" in str(field.type)
+                whole = "int" in str(field.type)
+                good = (value is None and optional) or (
+                    isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value >= least
+                )
+                if not good:
+                    kind = "a whole number" if whole else "a number"
+                    raise ArgumentError(
+                        f"recipe: {field.name} is {value!r}; expected {kind} of at least {least}"
+                        + (" or None" if optional else "")
+                    )
+
+    def replace(self, **changes: Any) -> Recipe:
+        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            known = ", ".join(field.name for field in dataclasses.fields(self))
+            raise ArgumentError(f"recipe: unknown choice {', '.join(sorted(unknown))}; known are {known}")
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> str:
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ArgumentError(f"recipe: not valid JSON ({error})") from error
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise ArgumentError(f"recipe: expected a JSON object with \"schema\": {SCHEMA}")
+        return DEFAULT.replace(**data)
+
+
+_CHOICES: Mapping[str, tuple[object, ...]] = {
+    "targets": ("dense-stream", "dense-weights"),
+    "normalization": ("variance", "mean", "sum"),
+    "curvature": ("auto", "gauss-newton", "hessian", "fisher"),
+    "start": ("closed-form", "masked"),
+    "preconditioner": ("rows", None),
+}
+_AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch"}
+
+DEFAULT = Recipe()
+
+PAPER = Recipe(
+    horizon=None,  # its hyperparameter table, by architecture family
+    sweeps=1,  # Algorithm 3
+    targets="dense-weights",  # Y = f(X, W) on the cascaded inputs X, below Equation (3)
+    normalization="mean",  # its code averages each operation's error; its lambda and tolerance are tuned to that
+    curvature="hessian",  # "exact Hessian products"
+    start="masked",  # Algorithm 2, line 2
+    preconditioner=None,  # Algorithm 1
+    newton_steps=1,  # Algorithm 2: one step per mini-batch
+    cg_steps=200,  # not in the paper; its ablation goes from 5 to 500
+    cg_absolute_tolerance=1e-3,  # hyperparameter table (5e-4 for transformers)
+    cg_relative_tolerance=0.0,
+    damping=1e-4,  # lambda, hyperparameter table
+    relative_damping=0.0,
+    product_samples=None,
+    minibatch=256,  # not in the paper
+)
+
+
+def as_recipe(given: object) -> Recipe:
+    if isinstance(given, Recipe):
+        return given
+    named = {"default": DEFAULT, "paper": PAPER}
+    if isinstance(given, str) and given in named:
+        return named[given]
+    raise ArgumentError(f"recipe {given!r} is not known; expected 'default', 'paper' or a snows.Recipe")

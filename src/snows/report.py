@@ -1,0 +1,148 @@
+"""The report of a run: plain data, and the ways to show it."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """How one layer was re-adjusted in one sweep. Losses are K-step losses on all calibration samples."""
+
+    sweep: int
+    loss_masked: float  # of the weights the layer came with, masked
+    loss_start: float
+    loss: float
+    start: str
+    outcome: str
+    newton_steps: int
+    cg_steps: int
+    negative_curvature: int
+    curvature: str
+    relative_damping: float  # of the closed form; above the recipe's ridge where the statistics were singular
+    seconds: float
+
+
+@dataclass
+class LayerReport:
+    name: str
+    parameter: str
+    shape: list[int]
+    pattern: str
+    weights: int
+    kept: int
+    horizon: int
+    solves: list[SolveReport] = field(default_factory=list)
+
+    @property
+    def sparsity(self) -> float:
+        return 1 - self.kept / self.weights
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    name: str
+    shape: list[int]
+    reason: str
+
+
+@dataclass
+class Report:
+    model: str
+    pattern: str
+    mask: str
+    recipe: dict[str, Any]
+    samples: int
+    seed: int
+    device: str
+    layers: list[LayerReport] = field(default_factory=list)
+    dense_layers: list[DenseLayer] = field(default_factory=list)
+    network_weights: int = 0  # all weights of the model, biases and norms included
+    seconds: float = 0.0
+    peak_memory_bytes: int | None = None  # of the accelerator; not measured on a CPU
+    warnings: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    evaluation: list[dict[str, Any]] = field(default_factory=list)
+    schema: int = SCHEMA
+
+    @property
+    def sparsity(self) -> float:
+        """Of the selected layers."""
+        return 1 - sum(layer.kept for layer in self.layers) / sum(layer.weights for layer in self.layers)
+
+    @property
+    def network_sparsity(self) -> float:
+        """Of the whole network."""
+        return sum(layer.weights - layer.kept for layer in self.layers) / self.network_weights
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dataclasses.asdict(self)
+        for entry, layer in zip(data["layers"], self.layers, strict=True):
+            entry["sparsity"] = layer.sparsity
+        return {**data, "sparsity": self.sparsity, "network_sparsity": self.network_sparsity}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_html(self, path: str | Path) -> None:
+        Path(path).write_text(_html(self), encoding="utf-8")
+
+
+def _html(report: Report) -> str:
+    def table(title: str, header: list[str], rows: list[list[object]]) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
+        return f"<h2>{html.escape(title)}</h2><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+    facts: list[list[object]] = [
+        ["model", report.model],
+        ["pattern", report.pattern],
+        ["mask", report.mask],
+        ["sparsity of the pruned layers", f"{report.sparsity:.4f}"],
+        ["sparsity of the whole network", f"{report.network_sparsity:.4f}"],
+        ["calibration samples", report.samples],
+        ["device", report.device],
+        ["seconds", f"{report.seconds:.1f}"],
+    ]
+    layers: list[list[object]] = [
+        [
+            layer.name, "x".join(map(str, layer.shape)), layer.pattern, f"{layer.sparsity:.4f}", layer.horizon,
+            f"{layer.solves[0].loss_masked:.4g}" if layer.solves else "", f"{layer.solves[-1].loss:.4g}" if layer.solves else "",
+            sum(s.cg_steps for s in layer.solves), layer.solves[-1].outcome if layer.solves else "",
+        ]
+        for layer in report.layers
+    ]  # fmt: skip
+    parts = [table("Run", ["what", "value"], facts)]
+    if report.evaluation:
+        header = list(report.evaluation[0])
+        parts.append(table("Evaluation", header, [[_short(row.get(key)) for key in header] for row in report.evaluation]))
+    columns = ["layer", "shape", "pattern", "sparsity", "K", "loss, masked", "loss, re-adjusted", "CG steps", "ended"]
+    parts.append(table("Pruned layers", columns, layers))
+    if report.dense_layers:
+        rows: list[list[object]] = [[d.name, "x".join(map(str, d.shape)), d.reason] for d in report.dense_layers]
+        parts.append(table("Layers left dense", ["layer", "shape", "reason"], rows))
+    if report.warnings:
+        parts.append(table("Warnings", ["warning"], [[warning] for warning in report.warnings]))
+    style = (
+        "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:70rem;padding:0 1rem;color:#222;"
+        "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;text-align:left;"
+        "border-bottom:1px solid #ddd}th{background:#f4f6f8}"
+    )
+    return (
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">"
+        f"<title>snows: {html.escape(report.model)}</title><style>{style}</style></head>"
+        f"<body><h1>snows: {html.escape(report.model)}, {html.escape(report.pattern)}</h1>{''.join(parts)}</body></html>"
+    )
+
+
+def _short(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

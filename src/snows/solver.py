@@ -1,0 +1,179 @@
+"""Newton's method with conjugate gradients. Knows a loss, its gradient and products; no networks, no masks.
+
+How a solve ended is a value: the enumerations' texts are what the user reads in the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+
+class CGOutcome(Enum):
+    CONVERGED = "residual below the tolerance"
+    MAX_STEPS = "all CG steps used"
+    NEGATIVE_CURVATURE = "left at negative curvature"
+    NOT_FINITE = "left at a number that is not finite"
+
+
+class NewtonOutcome(Enum):
+    STEPS_DONE = "all Newton steps taken"
+    CONVERGED = "gradient below the tolerance"
+    NO_DECREASE = "no step along the direction lowered the loss"
+    NOT_FINITE = "the loss or its gradient was not finite; the start was kept"
+    CLOSED_FORM = "solved in closed form"
+    NOT_ASKED = "mask only"
+
+
+@dataclass(frozen=True)
+class CG:
+    solution: Tensor
+    steps: int
+    outcome: CGOutcome
+
+
+@dataclass(frozen=True)
+class CGOptions:
+    max_steps: int
+    absolute_tolerance: float = 0.0
+    relative_tolerance: float = 0.0
+    refresh: int = 25  # the recursive residual drifts in float32: recompute it this often
+
+
+def _identity(r: Tensor) -> Tensor:
+    return r
+
+
+def conjugate_gradient(
+    product: Product, rhs: Tensor, options: CGOptions, precondition: Product = _identity, damping: float = 0.0
+) -> CG:
+    """Algorithm 1: solve (B + damping I) x = rhs.
+
+    At negative curvature the solution so far is returned; at the very first step, the preconditioned right-hand side
+    (a descent direction still).
+    """
+    x = torch.zeros_like(rhs)
+    r = rhs.clone()
+    z = precondition(r)
+    p = z.clone()
+    rz = torch.sum(r * z)
+    tolerance = max(options.absolute_tolerance, options.relative_tolerance * float(rhs.norm()))
+    for step in range(options.max_steps):
+        norm = float(r.norm())
+        if norm <= tolerance or norm == 0:
+            return CG(x, step, CGOutcome.CONVERGED)
+        bp = product(p) + damping * p
+        curvature = float(torch.sum(p * bp))
+        if not math.isfinite(curvature):
+            return CG(x, step, CGOutcome.NOT_FINITE)
+        if curvature <= 0:
+            return CG(x if step else z, step + 1, CGOutcome.NEGATIVE_CURVATURE)
+        eta = rz / curvature
+        x = x + eta * p
+        if (step + 1) % options.refresh == 0:
+            r = rhs - product(x) - damping * x
+        else:
+            r = r - eta * bp
+        z = precondition(r)
+        rz_next = torch.sum(r * z)
+        p = z + (rz_next / rz) * p
+        rz = rz_next
+    return CG(x, options.max_steps, CGOutcome.MAX_STEPS)
+
+
+class Objective(Protocol):
+    """What Newton's method needs to know of a loss."""
+
+    def loss(self, weight: Tensor) -> float: ...
+    def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class NewtonOptions:
+    steps: int
+    cg: CGOptions
+    damping: float = 0.0  # Levenberg-Marquardt, absolute
+    relative_damping: float = 0.0  # the same, as a share of the mean diagonal of B
+    armijo: float = 1e-5  # beta of the paper's appendix
+    halvings: int = 10
+
+
+@dataclass(frozen=True)
+class Newton:
+    weight: Tensor
+    loss_before: float
+    loss: float
+    steps: int
+    cg_steps: int
+    outcome: NewtonOutcome
+    negative_curvature: int = 0  # how often CG met it
+    gradient_norm: float = math.nan
+
+
+@dataclass(frozen=True)
+class System:
+    """One Newton system: products with B at a weight, its mean diagonal, and a preconditioner."""
+
+    product: Product
+    mean_diagonal: float = 0.0
+    precondition: Product = _identity
+
+
+def newton(
+    objective: Objective, system_at: Callable[[Tensor, int], System], weight: Tensor, mask: Tensor, options: NewtonOptions
+) -> Newton:
+    """Newton-CG on the kept weights. The loss never rises: a step that does not pass Armijo's test is not taken.
+
+    `system_at(weight, step)` gives the curvature, which may be that of a sub-sample.
+    """
+    loss, gradient = objective.loss_and_gradient(weight)
+    result = Newton(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
+    for step in range(options.steps):
+        if step:
+            loss, gradient = objective.loss_and_gradient(weight)
+        gradient = gradient * mask
+        norm = float(gradient.norm())
+        result = replace(result, gradient_norm=norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return replace(result, outcome=NewtonOutcome.NOT_FINITE)
+        if norm == 0 or norm <= options.cg.absolute_tolerance:
+            return replace(result, outcome=NewtonOutcome.CONVERGED)
+        system = system_at(weight, step)
+        damping = options.damping + options.relative_damping * system.mean_diagonal
+        cg = conjugate_gradient(system.product, -gradient, options.cg, system.precondition, damping)
+        result = replace(
+            result,
+            cg_steps=result.cg_steps + cg.steps,
+            negative_curvature=result.negative_curvature + (cg.outcome is CGOutcome.NEGATIVE_CURVATURE),
+        )
+        accepted = line_search(objective, weight, loss, gradient, cg.solution, options)
+        if accepted is None:
+            return replace(result, outcome=NewtonOutcome.NO_DECREASE)
+        weight, loss = accepted
+        result = replace(result, weight=weight, loss=loss, steps=step + 1)
+    return result
+
+
+def line_search(
+    objective: Objective, weight: Tensor, loss: float, gradient: Tensor, direction: Tensor, options: NewtonOptions
+) -> tuple[Tensor, float] | None:
+    """Armijo's condition by halving from a full step. None if no step passes."""
+    slope = float(torch.sum(direction * gradient))
+    if not math.isfinite(slope) or slope >= 0:
+        return None
+    alpha = 1.0
+    for _ in range(options.halvings + 1):
+        candidate = weight + alpha * direction
+        value = objective.loss(candidate)
+        if value <= loss + alpha * options.armijo * slope and value < loss:
+            return candidate, value
+        alpha /= 2
+    return None
