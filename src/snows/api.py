@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,12 +23,12 @@ from .graph import Graph, capture
 from .graph.layers import layer_name
 from .graph.segment import Values
 from .masks import Choice, LayerMethod, NetworkMethod, as_method
-from .patterns import NM, PatternRules
+from .patterns import PatternRules
 from .plan import Names, Plan, make_plan
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
-from .solver import NewtonOutcome
+from .version import __version__
 
 _BASE_MICRO_BATCH = 250
 _LINEARIZED_FACTOR = 6  # bytes held by a linearized segment, as a multiple of its values
@@ -111,7 +111,7 @@ def prune(
             weights = {n: choice.weights.get(n, graph.parameters[n]) * m for n, m in choice.masks.items()}
             solves: dict[str, list[SolveReport]] = {}
         else:
-            work_recipe = chosen if solver is not None else replace(chosen, sweeps=1)
+            work_recipe = chosen if solver is not None else chosen.replace(sweeps=1)
             batches, sizes = micro_batches(graph, plan, samples, work_recipe, place)
             solves = {planned.layer.name: [] for planned in plan.pruned}
             bar = ProgressBar() if progress is True else None
@@ -316,8 +316,6 @@ def _new_report(
     seed: int,
     device: torch.device,
 ) -> Report:
-    import dataclasses
-
     return Report(
         model=type(model).__name__,
         pattern="given" if rules is None else str(rules),
@@ -327,8 +325,6 @@ def _new_report(
         seed=seed,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         dense_layers=[DenseLayer(layer.name, list(layer.shape), reason) for layer, reason in plan.dense],
-        versions={"snows": metadata.version("snows"), "torch": torch.__version__},
+        versions={"snows": __version__, "torch": torch.__version__},
     )
 
-
-__all__ = ["NM", "NewtonOutcome", "Result", "prune"]

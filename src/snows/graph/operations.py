@@ -22,6 +22,7 @@ def _overloads(*names: str) -> frozenset[Any]:
 
 
 CONVOLUTION = _overloads("conv1d", "conv2d", "conv3d")
+PLAIN_CONVOLUTION = frozenset({aten.conv1d.default, aten.conv2d.default, aten.conv3d.default})  # padding in numbers
 TRANSPOSED_CONVOLUTION = _overloads("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 LINEAR = _overloads("linear")
 FUSED_ATTENTION = _overloads("scaled_dot_product_attention")

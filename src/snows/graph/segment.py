@@ -11,7 +11,9 @@ from torch import Tensor, fx
 from torch.fx import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .convolution import convolution
 from .layers import Layer
+from .operations import PLAIN_CONVOLUTION
 
 Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
 
@@ -34,6 +36,8 @@ class Program:
             copies[node] = graph.placeholder(node.name)
         for node in nodes:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
+            if node.target in PLAIN_CONVOLUTION:
+                copies[node].target = convolution
         graph.output(tuple(copies[node] for node in gives))
         self._module = fx.GraphModule(torch.nn.Module(), graph)
 

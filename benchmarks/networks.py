@@ -1,0 +1,110 @@
+"""The trained networks of the benchmarks. Weights are read from a folder; none are part of this repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from snows.embedded.resnet20 import ResNet20
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        # The stride is on the first 1x1 convolution, as in the original paper and unlike torchvision.
+        self.conv1 = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv3 = nn.Conv2d(channels, 4 * channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(4 * channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or in_channels != 4 * channels:
+            shortcut = nn.Conv2d(in_channels, 4 * channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, nn.BatchNorm2d(4 * channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        return self.relu(self.bn3(self.conv3(y)) + shortcut)
+
+
+class ResNet50(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
+        self.layer1 = self._stage(64, 64, 3, 1)
+        self.layer2 = self._stage(256, 128, 4, 2)
+        self.layer3 = self._stage(512, 256, 6, 2)
+        self.layer4 = self._stage(1024, 512, 3, 2)
+        self.fc = nn.Linear(2048, 1000)
+
+    @staticmethod
+    def _stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
+        rest = [Bottleneck(4 * channels, channels, 1) for _ in range(blocks - 1)]
+        return nn.Sequential(Bottleneck(in_channels, channels, stride), *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+class SameConv2d(nn.Conv2d):
+    """TensorFlow's "SAME" padding of a 3x3 convolution: at stride 2 the odd row goes to the end."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (0, 1, 0, 1) if self.stride[0] == 2 else (1, 1, 1, 1)))
+
+
+def _unit(convolution: nn.Conv2d) -> nn.Sequential:
+    return nn.Sequential(convolution, nn.BatchNorm2d(convolution.out_channels, eps=1e-3), nn.ReLU6(inplace=True))
+
+
+class MobileNetV1(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        plan = [(32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+        plan += [(512, 512, 1)] * 5 + [(512, 1024, 2), (1024, 1024, 1)]
+        blocks: list[nn.Module] = [_unit(SameConv2d(3, 32, 3, 2, bias=False))]
+        for inputs, outputs, stride in plan:
+            depthwise = _unit(SameConv2d(inputs, inputs, 3, stride, groups=inputs, bias=False))
+            pointwise = _unit(nn.Conv2d(inputs, outputs, 1, bias=False))
+            blocks.append(nn.Sequential(depthwise, pointwise))
+        self.features = nn.Sequential(*blocks)
+        self.fc = nn.Linear(1024, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x).mean((2, 3)))
+
+
+HALF = (0.5, 0.5, 0.5)
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NETWORKS = {  # class, file, mean and standard deviation of the input
+    "resnet20": (ResNet20, "resnet20_cifar10.safetensors", (HALF, HALF)),
+    "resnet50": (ResNet50, "resnet50_imagenet.safetensors", IMAGENET),
+    "mobilenet": (MobileNetV1, "mobilenet_v1_imagenet.safetensors", (HALF, HALF)),
+}
+
+
+def load_network(name: str, shared: Path) -> nn.Module:
+    make, file, _ = NETWORKS[name]
+    model = make()
+    state = {key: value.float() for key, value in load_file(shared / "checkpoints" / file).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not unexpected and all(key.endswith("num_batches_tracked") for key in missing), (missing, unexpected)
+    return model.eval()
+
+
+def normalization(name: str) -> tuple[Tensor, Tensor]:
+    mean, std = NETWORKS[name][2]
+    return torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)

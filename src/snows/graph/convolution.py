@@ -1,0 +1,121 @@
+"""Convolution with cheap second derivatives.
+
+In a segment either the input of a convolution varies or its weight does, never both. torch's own double backward does not
+know that: it computes the mixed term too, a convolution of the size of the useful one. Here each derivative is one
+convolution.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+Sizes = list[int]
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes | None = None,
+    padding: Sizes | None = None,
+    dilation: Sizes | None = None,
+    groups: int = 1,
+) -> Tensor:
+    """aten.conv1d, conv2d and conv3d, by their arguments."""
+    n = weight.ndim - 2
+    spread = [_spread(value, n, default) for value, default in ((stride, 1), (padding, 0), (dilation, 1))]
+    if weight.requires_grad:
+        out = _VaryingWeight.apply(x, weight, *spread, groups)
+    elif x.requires_grad:
+        out = _VaryingInput.apply(x, weight, *spread, groups)
+    else:
+        return _convolve(x, weight, *spread, groups, bias)
+    return out if bias is None else out + bias.view(-1, *[1] * n)
+
+
+def _spread(value: Sizes | None, n: int, default: int) -> Sizes:
+    value = list(value) if value is not None else [default]
+    return value * n if len(value) == 1 else value
+
+
+def _convolve(
+    x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, bias: Tensor | None = None
+) -> Tensor:
+    zeros = [0] * len(stride)
+    return torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)
+
+
+class _VaryingInput(torch.autograd.Function):
+    """Linear in x. Its backward is a transposed convolution of the gradient, itself linear and differentiable."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # the base class takes anything
+        ctx: Any, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+    ) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.size, ctx.arguments = x.shape[2:], (stride, padding, dilation, groups)
+        return _convolve(x, weight, stride, padding, dilation, groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.arguments
+        kernel, small = weight.shape[2:], gradient.shape[2:]
+        output_padding = [
+            full - ((size - 1) * s - 2 * p + d * (k - 1) + 1)
+            for full, size, s, p, d, k in zip(ctx.size, small, stride, padding, dilation, kernel, strict=True)
+        ]
+        back = torch.ops.aten.convolution(
+            gradient, weight, None, stride, padding, dilation, True, output_padding, groups
+        )
+        return back, None, None, None, None, None
+
+
+class _VaryingWeight(torch.autograd.Function):
+    """Linear in the weight. Its backward correlates the input with the gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.arguments = (stride, padding, dilation, groups)
+        return _convolve(x, weight, stride, padding, dilation, groups)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return None, _WeightGradient.apply(gradient, x, weight.detach(), *ctx.arguments), None, None, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """The gradient with respect to the weight, linear in the gradient with respect to the output."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        gradient: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        stride: Sizes,
+        padding: Sizes,
+        dilation: Sizes,
+        groups: int,
+    ) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.arguments = (stride, padding, dilation, groups)
+        zeros = [0] * len(stride)
+        result: Tensor = torch.ops.aten.convolution_backward(
+            gradient, x, weight, None, stride, padding, dilation, False, zeros, groups, [False, True, False]
+        )[1]
+        return result
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, direction: Tensor) -> Any:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return _convolve(x, direction, *ctx.arguments), None, None, None, None, None, None
