@@ -46,7 +46,8 @@ class Samples:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype)
+            layout = torch.channels_last if leaf.ndim == 4 else torch.preserve_format
+            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype, memory_format=layout)
 
         return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count)
 

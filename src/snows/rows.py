@@ -20,7 +20,7 @@ _DAMPING_RETRIES = 12
 # classifier: 4,096 rows of 12,544 kept inputs).
 _MAX_FLOPS = {"cpu": 1e12, "cuda": 5e13}
 _MAX_BYTES = {"cpu": 4 << 30, "cuda": 24 << 30}
-_CHUNK_BYTES = 1 << 28
+_CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class RowBlocks:
         counts = kept.sum(1).double()
         device = gram.device.type
         limit = device if device in _MAX_FLOPS else "cpu"
+        self._chunk_bytes = _CHUNK_BYTES[limit]
         self.exact = (
             float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit]
             and float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8 <= _MAX_BYTES[limit]
@@ -127,7 +128,7 @@ class RowBlocks:
             first = group * self.rows_per_group
             order = first + counts[first : first + self.rows_per_group].argsort(stable=True)
             widest = max(int(counts[order[-1]]), 1)
-            chunk = max(1, _CHUNK_BYTES // (widest**2 * self.gram.element_size()))
+            chunk = max(1, self._chunk_bytes // (widest**2 * self.gram.element_size()))
             for rows in order.split(chunk):
                 width = max(int(counts[rows].max()), 1)
                 chosen = columns[rows, :width]
