@@ -77,8 +77,11 @@ def train(x: Tensor, y: Tensor, epochs: int, batch: int, rate: float) -> ResNet2
             optimizer.step()
             schedule.step()
             total += loss.detach()
-        print(f"epoch {epoch + 1}/{epochs}  loss {float(total) / (len(x) // batch):.4f}  "
-              f"{time.perf_counter() - began:.1f} s", flush=True)
+        print(
+            f"epoch {epoch + 1}/{epochs}  loss {float(total) / (len(x) // batch):.4f}  "
+            f"{time.perf_counter() - began:.1f} s",
+            flush=True,
+        )
     return model
 
 
@@ -109,7 +112,10 @@ def main() -> None:
     # The first images of each official split; both files are already shuffled.
     np.savez_compressed(
         options.out / "fashion_subset.npz",
-        calibration_x=train_x[:3000], calibration_y=train_y[:3000], test_x=test_x[:2000], test_y=test_y[:2000],
+        calibration_x=train_x[:3000],
+        calibration_y=train_y[:3000],
+        test_x=test_x[:2000],
+        test_y=test_y[:2000],
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import time
 import warnings
@@ -14,25 +13,20 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune as torch_prune
 
-from .calibration import Samples, read_samples
-from .cascade import Event, Memory, cascade
-from .errors import ArgumentError, InputError, SnowsWarning
-from .graph import Graph, capture
-from .graph.layers import layer_name
+from .cascade import Event, cascade
+from .errors import ArgumentError, SnowsWarning
+from .given import masks_from_mapping, masks_from_weights, warn_of_empty_rows
 from .graph.segment import Values
-from .masks import Choice, LayerMethod, NetworkMethod, as_method
+from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method
+from .memory import memory_limits, micro_batch_size
 from .patterns import PatternRules
 from .plan import Names, Plan, make_plan
+from .preparation import Prepared, prepare, with_weights
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
 from .version import __version__
-
-_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-_LINEARIZED_FACTOR = 6  # bytes held by a linearized segment, as a multiple of its values
-_CPU_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -83,250 +77,161 @@ def prune(
     progress     True: a progress bar; or a callback that gets each Event
     """
     began = time.perf_counter()
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
+    if solver not in ("newton", None):
+        raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
     chosen = as_recipe(recipe)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
-    if solver not in ("newton", None):
-        raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
     rules = None if pattern is None else PatternRules.parse(pattern)
 
     with warnings.catch_warnings(record=True) as caught, _own_world(device):
         warnings.simplefilter("always", SnowsWarning)
-        work, zeros = working_copy(model, device)
-        samples = read_samples(calibration, model).shuffled(seed)
-        place = next((p.device for p in work.parameters()), torch.device("cpu"))
-        dtype = next((p.dtype for p in work.parameters() if p.is_floating_point()), torch.float32)
-        samples = samples.to(place, dtype)
-        graph = capture(work, *samples.call_arguments(0, 8))
-        given, method = _read_mask(mask, rules, graph, zeros)
-        plan = make_plan(graph, rules, chosen.horizon, layers, exclude, given)
-        report = _new_report(model, plan, rules, mask, chosen, samples.count, seed, place)
-        if place.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(place)
-
-        choice = _choose_masks(given, method, graph, plan, seed)
+        world = prepare(model, calibration, device, seed)
+        _reset_peak_memory(world.device)
+        given, method = _read_mask(mask, rules, world)
+        plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude, given)
+        choice = _choose_masks(given, method, world, plan, seed)
+        solves: dict[str, list[SolveReport]] = {planned.layer.name: [] for planned in plan.pruned}
         if solver is None and not isinstance(method, LayerMethod):
-            weights = {n: choice.weights.get(n, graph.parameters[n]) * m for n, m in choice.masks.items()}
-            solves: dict[str, list[SolveReport]] = {}
+            weights = {
+                name: choice.weights.get(name, world.graph.parameters[name]) * kept
+                for name, kept in choice.masks.items()
+            }
         else:
-            work_recipe = chosen if solver is not None else chosen.replace(sweeps=1)
-            batches, sizes = micro_batches(graph, plan, samples, work_recipe, place)
-            solves = {planned.layer.name: [] for planned in plan.pruned}
-            bar = ProgressBar() if progress is True else None
-
-            def tell(event: Event) -> None:
-                if event.solve is not None:
-                    solves[event.layer].append(event.solve)
-                if callable(progress):
-                    progress(event)
-                elif bar is not None:
-                    bar.show(event)
-
-            try:
+            with _telling(progress, solves) as tell:
                 weights = cascade(
-                    graph, plan, batches, sizes, choice.masks, choice.weights,
+                    world.graph,
+                    plan,
+                    *_micro_batches(world, plan, chosen),
+                    choice,
                     method if isinstance(method, LayerMethod) else None,
-                    work_recipe, memory_limits(place), seed, tell, adjust=solver is not None,
-                )  # fmt: skip
-            finally:
-                if bar is not None:
-                    bar.close()
+                    chosen if solver is not None else chosen.replace(sweeps=1),
+                    memory_limits(world.device),
+                    seed,
+                    tell,
+                    adjust=solver is not None,
+                )
         masks = {planned.layer.parameter: choice.masks[planned.layer.parameter] for planned in plan.pruned}
-        _check_masks(masks)
-        pruned = _with_weights(model, weights)
+        warn_of_empty_rows(masks)
+        pruned = with_weights(model, weights)
 
-    report.layers = [
-        LayerReport(
-            p.layer.name, p.layer.parameter, list(p.layer.shape), "given" if p.pattern is None else str(p.pattern),
-            masks[p.layer.parameter].numel(), int(masks[p.layer.parameter].sum()),
-            p.horizon if solver is not None else 0, solves.get(p.layer.name, []),
-        )
-        for p in plan.pruned
-    ]  # fmt: skip
-    report.network_weights = sum(p.numel() for p in pruned.parameters())
+    report = _report(model, plan, masks, solves, solver is not None)
+    report.pattern = "given" if rules is None else str(rules)
+    report.mask = mask if isinstance(mask, str) else "given" if isinstance(mask, Mapping) else repr(mask)
+    report.recipe = dataclasses.asdict(chosen)
+    report.samples, report.seed = world.samples.count, seed
+    report.device, report.peak_memory_bytes = _device_facts(world.device)
+    report.warnings = [str(w.message) for w in caught if issubclass(w.category, SnowsWarning)]
     report.seconds = time.perf_counter() - began
-    if place.type == "cuda":
-        report.peak_memory_bytes = torch.cuda.max_memory_allocated(place)
     for warning in caught:
-        if issubclass(warning.category, SnowsWarning):
-            report.warnings.append(str(warning.message))
         warnings.warn(warning.message, warning.category, stacklevel=2)
-    return Result(pruned, {name: m.cpu() for name, m in masks.items()}, report, chosen)
+    return Result(pruned, {name: kept.cpu() for name, kept in masks.items()}, report, chosen)
 
 
 @contextmanager
 def _own_world(device: torch.device | str | None) -> Iterator[None]:
-    """The caller's random state, gradient mode and autograd stay theirs."""
-    devices = [torch.device(device)] if device is not None and torch.device(device).type == "cuda" else []
+    """The caller's random state and gradient mode stay theirs."""
+    try:
+        place = None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
     with (
-        torch.random.fork_rng(devices=devices),
+        torch.random.fork_rng(devices=[place] if place is not None and place.type == "cuda" else []),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         yield
 
 
-def working_copy(model: nn.Module, device: torch.device | str | None) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A copy to work on: eval mode, at least float32, no gradients. Also the masks of torch.nn.utils.prune modules."""
-    if any(not torch.isfinite(p).all() for p in model.parameters() if p.is_floating_point()):
-        bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
-        raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); nothing can be matched")
-    if model.training:
-        warnings.warn(
-            "the model is in train mode; it is run in eval mode (dropout off, batch norm statistics as they are)",
-            SnowsWarning,
-            stacklevel=3,
-        )
-    work = _copy(model)
-    masks = _absorb_pruning(work)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
+@contextmanager
+def _telling(
+    progress: bool | Callable[[Event], None], solves: dict[str, list[SolveReport]]
+) -> Iterator[Callable[[Event], None]]:
+    """Where the cascade's events go: into the report, and to the caller's callback or the progress bar."""
+    bar = ProgressBar() if progress is True else None
+
+    def tell(event: Event) -> None:
+        if event.solve is not None:
+            solves[event.layer].append(event.solve)
+        if bar is not None:
+            bar.show(event)
+        elif callable(progress):
+            progress(event)
+
     try:
-        work = work.to(device=device, dtype=torch.float32 if half else None).eval()
-        work = work.to(memory_format=torch.channels_last)  # the layout convolution kernels are fastest in
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"the model cannot be moved to device {str(device)!r}: {error}") from error
-    for parameter in work.parameters():
-        parameter.requires_grad_(False)
-    return work, masks
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # deepcopy runs the user's own code
-        raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
-
-
-def _absorb_pruning(model: nn.Module) -> dict[str, Tensor]:
-    """Make torch.nn.utils.prune masks permanent in this copy, and return them by parameter name."""
-    masks = {}
-    for module_name, module in model.named_modules():
-        for buffer, value in list(module.named_buffers(recurse=False)):
-            name = buffer.removesuffix("_mask")
-            if name != buffer and hasattr(module, f"{name}_orig"):
-                torch_prune.remove(module, name)
-                masks[f"{module_name}.{name}" if module_name else name] = value.bool()
-    return masks
+        yield tell
+    finally:
+        if bar is not None:
+            bar.close()
 
 
 def _read_mask(
-    mask: Any, rules: PatternRules | None, graph: Graph, absorbed: dict[str, Tensor]
-) -> tuple[dict[str, Tensor] | None, NetworkMethod | LayerMethod | None]:
+    mask: Any, rules: PatternRules | None, world: Prepared
+) -> tuple[dict[str, Tensor] | None, MaskMethod | None]:
     """Masks that are given as they are, or the method that will choose them."""
     if isinstance(mask, Mapping):
-        return _given_masks(mask, graph), None
-    if mask == "weights" or (rules is None and absorbed):
-        found = {
-            layer.parameter: absorbed.get(layer.parameter, graph.parameters[layer.parameter] != 0)
-            for layer in graph.layers
-            if layer.parameter in graph.parameters
-        }
-        found = {n: m.to(graph.parameters[n].device) for n, m in found.items() if not bool(m.all())}
-        if not found:
-            raise InputError("mask='weights', but no weight of the model is zero; prune it first, or choose a mask method")
-        return found, None
+        return masks_from_mapping(mask, world.graph), None
+    if (isinstance(mask, str) and mask == "weights") or (rules is None and world.absorbed):
+        return masks_from_weights(world.graph, world.absorbed), None
     if rules is None:
         raise ArgumentError("no pattern is given; expected one such as '2:4' or 0.7, or masks that say everything")
     return None, as_method(mask)
 
 
-def _given_masks(mask: Mapping[Any, Any], graph: Graph) -> dict[str, Tensor]:
-    by_name = {layer.parameter: layer for layer in graph.layers} | {layer.name: layer for layer in graph.layers}
-    found: dict[str, Tensor] = {}
-    for name, value in mask.items():
-        layer = by_name.get(str(name)) or by_name.get(layer_name(str(name)))
-        if layer is None:
-            known = ", ".join(layer.name for layer in graph.layers[:12])
-            raise ArgumentError(f"the mask names {name!r}, which is no layer of the model; its layers are {known} …")
-        if layer.refusal is not None:
-            raise InputError(f"the mask names {name!r}, which cannot be pruned: {layer.refusal}")
-        if not isinstance(value, Tensor) or value.dtype != torch.bool:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ArgumentError(f"the mask of {name!r} is {kind}; expected a bool tensor, True where a weight is kept")
-        if value.shape != layer.shape:
-            raise InputError(
-                f"the mask of {name!r} has shape {tuple(value.shape)}; the weight has shape {tuple(layer.shape)}"
-            )
-        found[layer.parameter] = value.to(graph.parameters[layer.parameter].device)
-    if not found:
-        raise ArgumentError("the given mask is empty; expected {name: bool tensor} with at least one layer")
-    return found
-
-
 def _choose_masks(
-    given: dict[str, Tensor] | None, method: NetworkMethod | LayerMethod | None, graph: Graph, plan: Plan, seed: int
+    given: dict[str, Tensor] | None, method: MaskMethod | None, world: Prepared, plan: Plan, seed: int
 ) -> Choice:
     if given is not None:
-        return Choice({p.layer.parameter: given[p.layer.parameter] for p in plan.pruned})
+        return Choice({planned.layer.parameter: given[planned.layer.parameter] for planned in plan.pruned})
     if isinstance(method, NetworkMethod):
-        return method.choose({name: graph.parameters[name] for name in plan.patterns}, plan.patterns, seed)
-    return Choice({})
+        return method.choose({name: world.graph.parameters[name] for name in plan.patterns}, plan.patterns, seed)
+    return Choice({})  # a layer method fills it in on the way
 
 
-def _check_masks(masks: Mapping[str, Tensor]) -> None:
-    for name, mask in masks.items():
-        empty = int((~mask.flatten(1).any(1)).sum())
-        if empty:
-            warnings.warn(
-                f"the mask of {layer_name(name)} removes every weight of {empty} of its {mask.shape[0]} outputs",
-                SnowsWarning,
-                stacklevel=3,
-            )
+def _micro_batches(world: Prepared, plan: Plan, recipe: Recipe) -> tuple[list[Values], tuple[int, ...]]:
+    """The samples as named inputs of the graph, in pieces."""
+    count = world.samples.count
+    size = micro_batch_size(world.graph, plan, count, recipe, world.device)
+    starts = range(0, count, size)
+    names = [node.name for node in world.graph.inputs]
+    batches = [dict(zip(names, world.samples.rows(i, i + size), strict=True)) for i in starts]
+    return batches, tuple(min(size, count - i) for i in starts)
 
 
-def micro_batches(
-    graph: Graph, plan: Plan, samples: Samples, recipe: Recipe, device: torch.device
-) -> tuple[list[Values], tuple[int, ...]]:
-    """The samples as named inputs of the graph, in pieces whose linearized segments fit the memory."""
-    largest = max(graph.cost(p.layer, p.horizon).bytes for p in plan.pruned)
-    limit = memory_limits(device).products // (_LINEARIZED_FACTOR * max(largest, 1))
-    wanted = recipe.minibatch or recipe.product_samples or samples.count
-    size = max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), limit, samples.count))
-    starts = range(0, samples.count, size)
-    names = [node.name for node in graph.inputs]
-    batches = [dict(zip(names, samples.rows(i, i + size), strict=True)) for i in starts]
-    return batches, tuple(min(size, samples.count - i) for i in starts)
-
-
-def memory_limits(device: torch.device) -> Memory:
+def _reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return Memory(targets=int(0.3 * free), products=int(0.3 * free))
-    return Memory(targets=_CPU_BYTES, products=_CPU_BYTES)
+        torch.cuda.reset_peak_memory_stats(device)
 
 
-def _with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A new module of the same class with these weights, in the model's own dtype, device and mode."""
-    result = _copy(model)
-    _absorb_pruning(result)
-    parameters = dict(result.named_parameters(remove_duplicate=False))
-    with torch.no_grad():
-        for name, weight in weights.items():
-            parameters[name].copy_(weight)
-    return result
+def _device_facts(device: torch.device) -> tuple[str, int | None]:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device)
+    return str(device), None
 
 
-def _new_report(
-    model: nn.Module,
-    plan: Plan,
-    rules: PatternRules | None,
-    mask: Any,
-    recipe: Recipe,
-    samples: int,
-    seed: int,
-    device: torch.device,
+def _report(
+    model: nn.Module, plan: Plan, masks: dict[str, Tensor], solves: dict[str, list[SolveReport]], solved: bool
 ) -> Report:
+    def layer_report(index: int) -> LayerReport:
+        planned = plan.pruned[index]
+        layer, mask = planned.layer, masks[planned.layer.parameter]
+        return LayerReport(
+            name=layer.name,
+            parameter=layer.parameter,
+            shape=list(layer.shape),
+            pattern="given" if planned.pattern is None else str(planned.pattern),
+            weights=mask.numel(),
+            kept=int(mask.sum()),
+            horizon=planned.horizon if solved else None,
+            solves=solves[layer.name],
+        )
+
     return Report(
         model=type(model).__name__,
-        pattern="given" if rules is None else str(rules),
-        mask=mask if isinstance(mask, str) else "given" if isinstance(mask, Mapping) else repr(mask),
-        recipe=dataclasses.asdict(recipe),
-        samples=samples,
-        seed=seed,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        layers=[layer_report(index) for index in range(len(plan.pruned))],
         dense_layers=[DenseLayer(layer.name, list(layer.shape), reason) for layer, reason in plan.dense],
-        versions={"snows": __version__, "torch": torch.__version__},
+        network_weights=sum(parameter.numel() for parameter in model.parameters()),
+        versions={"snows": __version__, "torch": str(torch.__version__)},
     )
-

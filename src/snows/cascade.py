@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from .curvature import CurvatureKind, Objective, restrict
 from .graph import Graph
 from .graph.segment import Values
-from .masks import LayerMethod
+from .masks import Choice, LayerMethod
+from .memory import Memory
 from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
 from .recipe import Recipe
@@ -21,14 +22,6 @@ from .report import SolveReport
 from .rows import RowBlocks, RowPreconditioner
 from .solver import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, newton
 from .streams import Stream
-
-
-@dataclass(frozen=True)
-class Memory:
-    """How many bytes may be kept between passes: targets of one layer, and linearized products."""
-
-    targets: int
-    products: int
 
 
 @dataclass(frozen=True)
@@ -48,8 +41,7 @@ def cascade(
     plan: Plan,
     batches: list[Values],
     sizes: tuple[int, ...],
-    masks: dict[str, Tensor],
-    weights: Mapping[str, Tensor],
+    choice: Choice,
     method: LayerMethod | None,
     recipe: Recipe,
     memory: Memory,
@@ -61,7 +53,7 @@ def cascade(
 
     Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs. Each
     layer is solved with all layers before it already pruned, and (in the first sweep) all layers behind it still dense.
-    `masks` and `weights` are what a network method chose; a layer `method` fills in `masks` on the way.
+    `choice` is what a network method chose; a layer `method` fills it in on the way.
     """
     dense = graph.parameters
     current = dict(dense)
@@ -78,12 +70,12 @@ def cascade(
             segment = graph.segment(layer, planned.horizon)
             problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets)
             if sweep == 0:
-                weight = weights.get(layer.parameter, dense[layer.parameter])
-                if method is not None and layer.parameter not in masks:
-                    weight = _choose_mask(method, planned, problem, masks, weight)
+                if method is not None:
+                    _choose_mask(method, planned, problem, dense[layer.parameter], choice)
+                weight = choice.weights.get(layer.parameter, dense[layer.parameter])
             else:
                 weight = current[layer.parameter]
-            mask = masks[layer.parameter]
+            mask = choice.masks[layer.parameter]
             if not adjust:
                 current[layer.parameter] = weight * mask
                 tell(Event(*where, solve=_mask_only(sweep, time.perf_counter() - began)))
@@ -155,7 +147,9 @@ def solve_layer(
     )
     if recipe.minibatch is None:
         subsets = _rotating_subsets(problem.sizes, recipe.product_samples, turn * recipe.newton_steps)
-        return newton(objective, lambda at, step: system(objective.subset(subsets(step)), at), weight, mask, options), start
+        return newton(
+            objective, lambda at, step: system(objective.subset(subsets(step)), at), weight, mask, options
+        ), start
 
     steps = cg_steps = negative = 0
     for part in _consecutive(problem.sizes, recipe.minibatch):
@@ -169,18 +163,15 @@ def solve_layer(
 
 
 def _choose_mask(
-    method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, masks: dict[str, Tensor], weight: Tensor
-) -> Tensor:
+    method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, weight: Tensor, choice: Choice
+) -> None:
     assert planned.pattern is not None
-    name = planned.layer.parameter
-    choice = method.choose_layer(name, weight, problem.moments().gram, planned.pattern)
-    masks[name] = choice.masks[name]
-    return choice.weights.get(name, weight)
+    chosen = method.choose_layer(planned.layer.parameter, weight, problem.moments().gram, planned.pattern)
+    choice.masks.update(chosen.masks)
+    choice.weights.update(chosen.weights)
 
 
-def _rotating_subsets(
-    sizes: tuple[int, ...], samples: int | None, turn: int
-) -> Callable[[int], tuple[int, ...]]:
+def _rotating_subsets(sizes: tuple[int, ...], samples: int | None, turn: int) -> Callable[[int], tuple[int, ...]]:
     """Pieces with about `samples` samples, others at each step and sweep."""
     if samples is None or samples >= sum(sizes):
         return lambda step: tuple(range(len(sizes)))

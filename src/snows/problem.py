@@ -111,4 +111,3 @@ class LayerProblem:
             if seen >= _VARIANCE_SAMPLES:
                 break
         return [value / seen for value in total]
-

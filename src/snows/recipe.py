@@ -90,7 +90,7 @@ class Recipe:
         except json.JSONDecodeError as error:
             raise ArgumentError(f"recipe: not valid JSON ({error})") from error
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
-            raise ArgumentError(f"recipe: expected a JSON object with \"schema\": {SCHEMA}")
+            raise ArgumentError(f'recipe: expected a JSON object with "schema": {SCHEMA}')
         return DEFAULT.replace(**data)
 
 

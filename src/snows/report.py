@@ -38,7 +38,7 @@ class LayerReport:
     pattern: str
     weights: int
     kept: int
-    horizon: int
+    horizon: int | None  # None: mask only
     solves: list[SolveReport] = field(default_factory=list)
 
     @property
@@ -56,12 +56,12 @@ class DenseLayer:
 @dataclass
 class Report:
     model: str
-    pattern: str
-    mask: str
-    recipe: dict[str, Any]
-    samples: int
-    seed: int
-    device: str
+    pattern: str = ""
+    mask: str = ""
+    recipe: dict[str, Any] = field(default_factory=dict)
+    samples: int = 0
+    seed: int = 0
+    device: str = ""
     layers: list[LayerReport] = field(default_factory=list)
     dense_layers: list[DenseLayer] = field(default_factory=list)
     network_weights: int = 0  # all weights of the model, biases and norms included
@@ -113,7 +113,7 @@ def _html(report: Report) -> str:
     ]
     layers: list[list[object]] = [
         [
-            layer.name, "x".join(map(str, layer.shape)), layer.pattern, f"{layer.sparsity:.4f}", layer.horizon,
+            layer.name, "x".join(map(str, layer.shape)), layer.pattern, f"{layer.sparsity:.4f}", _short(layer.horizon),
             f"{layer.solves[0].loss_masked:.4g}" if layer.solves else "", f"{layer.solves[-1].loss:.4g}" if layer.solves else "",
             sum(s.cg_steps for s in layer.solves), layer.solves[-1].outcome if layer.solves else "",
         ]
@@ -122,7 +122,9 @@ def _html(report: Report) -> str:
     parts = [table("Run", ["what", "value"], facts)]
     if report.evaluation:
         header = list(report.evaluation[0])
-        parts.append(table("Evaluation", header, [[_short(row.get(key)) for key in header] for row in report.evaluation]))
+        parts.append(
+            table("Evaluation", header, [[_short(row.get(key)) for key in header] for row in report.evaluation])
+        )
     columns = ["layer", "shape", "pattern", "sparsity", "K", "loss, masked", "loss, re-adjusted", "CG steps", "ended"]
     parts.append(table("Pruned layers", columns, layers))
     if report.dense_layers:
@@ -136,7 +138,7 @@ def _html(report: Report) -> str:
         "border-bottom:1px solid #ddd}th{background:#f4f6f8}"
     )
     return (
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">"
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>snows: {html.escape(report.model)}</title><style>{style}</style></head>"
         f"<body><h1>snows: {html.escape(report.model)}, {html.escape(report.pattern)}</h1>{''.join(parts)}</body></html>"
     )

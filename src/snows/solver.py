@@ -128,7 +128,11 @@ class System:
 
 
 def newton(
-    objective: Objective, system_at: Callable[[Tensor, int], System], weight: Tensor, mask: Tensor, options: NewtonOptions
+    objective: Objective,
+    system_at: Callable[[Tensor, int], System],
+    weight: Tensor,
+    mask: Tensor,
+    options: NewtonOptions,
 ) -> Newton:
     """Newton-CG on the kept weights. The loss never rises: a step that does not pass Armijo's test is not taken.
 

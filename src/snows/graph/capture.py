@@ -70,6 +70,11 @@ class Graph:
         before = self.inputs + self.nodes[:position]
         return [node.name for node in before if self._last_read.get(node, -1) >= position]
 
+    def live_bytes(self, position: int) -> int:
+        """Bytes of the values alive at a position, for one sample."""
+        names = set(self.live(position))
+        return sum(int(node.meta["bytes"]) for node in [*self.inputs, *self.nodes[:position]] if node.name in names)
+
     def program(self, start: int, stop: int) -> Program:
         """Everything from `start` up to `stop`, giving what is read later."""
         nodes = self.nodes[start:stop]
@@ -470,4 +475,3 @@ def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, 
             f"the captured graph of {name} does not give the model's own outputs at another batch size; "
             "take sizes from the input's shape instead of constants"
         )
-

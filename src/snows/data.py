@@ -1,0 +1,190 @@
+"""Data by name: the embedded images, class folders, npz files, or the user's own factory."""
+
+from __future__ import annotations
+
+import io
+import warnings
+import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import embedded
+from .errors import ArgumentError, InputError, SnowsWarning
+from .models import call_factory
+
+HELP = f"{embedded.DATA}, folder:DIR, npz:FILE or file.py:factory"
+_TEST_SAMPLES = 2000  # of a data set that has no test part of its own
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How pixels become inputs: (pixel / 255 - mean) / std, and the size images of folders are brought to."""
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    size: int = 224
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples to calibrate on, and others to evaluate on (labels where there are any)."""
+
+    calibration: Any
+    test: Tensor | None = None
+    test_labels: Tensor | None = None
+
+
+def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None = None) -> Data:
+    """Calibration samples and disjoint test samples of the named data."""
+    if samples < 1:
+        raise ArgumentError(f"samples is {samples}; expected at least 1")
+    config = config or DataConfig()
+    kind, _, rest = name.rpartition(":")
+    if name == embedded.DATA:
+        x, _, test_x, test_y = embedded.images()
+        return Data(x[:samples], test_x, test_y)
+    if kind == "folder" and rest:
+        return _split(*_read_folder(Path(rest), samples + _TEST_SAMPLES, seed, config), samples, seed=None)
+    if kind == "npz" and rest:
+        mean, std = _normalization(config, "npz")
+        return _split(*read_npz(Path(rest), mean, std), samples, seed)
+    if kind.endswith(".py") and rest:
+        return _from_factory(call_factory(kind, rest), samples)
+    raise ArgumentError(f"data {name!r} is not known; expected {HELP}")
+
+
+def _split(x: Tensor, y: Tensor | None, samples: int, seed: int | None) -> Data:
+    """The first `samples` in random order calibrate, the next ones test."""
+    if seed is not None:
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: samples + _TEST_SAMPLES]
+        x, y = x[order], None if y is None else y[order]
+    rest = x[samples : samples + _TEST_SAMPLES]
+    if not len(rest):
+        return Data(x[:samples])
+    return Data(x[:samples], rest, None if y is None else y[samples : samples + _TEST_SAMPLES])
+
+
+def _from_factory(made: Any, samples: int) -> Data:
+    """A tensor, Dataset or DataLoader to calibrate on; or (calibration, test inputs[, test labels])."""
+    if isinstance(made, tuple) and 2 <= len(made) <= 3:
+        labels = made[2] if len(made) == 3 else None
+        return Data(made[0], made[1], labels)
+    return Data(made[:samples] if isinstance(made, Tensor) else made)
+
+
+def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+    """Normalized images (n, channels, height, width) and labels, from arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in archive.files}  # each access reads the array anew
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{path} cannot be read as npz: {error}") from error
+    if {"jpeg", "offsets"} <= set(arrays):
+        pixels, labels = _decode(arrays["jpeg"], arrays["offsets"], path), arrays.get("labels")
+    elif "x" in arrays:
+        pixels, labels = arrays["x"], arrays.get("y")
+    else:
+        raise InputError(
+            f"{path} has the arrays {', '.join(arrays) or 'none'}; expected x (and y), or jpeg and offsets"
+        )
+    if labels is not None and len(labels) != len(pixels):
+        raise InputError(f"{path} has {len(pixels)} samples and {len(labels)} labels")
+    y = None if labels is None else torch.from_numpy(labels.astype(np.int64))
+    if pixels.dtype != np.uint8:
+        return torch.from_numpy(pixels), y  # inputs as they are
+    if pixels.ndim == 3:
+        pixels = pixels[..., None]
+    if pixels.ndim != 4:
+        raise InputError(f"{path}: x has shape {pixels.shape}; images are expected as n x height x width (x channels)")
+    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
+    return _normalize(x, mean, std).contiguous(), y
+
+
+def _normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
+        raise InputError(f"the images have {x.shape[1]} channels, mean and std have {len(mean)} and {len(std)} entries")
+    return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+
+
+def _normalization(config: DataConfig, kind: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if config.mean is not None and config.std is not None:
+        return config.mean, config.std
+    if kind == "folder":
+        return _IMAGENET
+    warnings.warn(
+        "no mean and std are given for the npz file: pixels are scaled to [0, 1] only (set them under [data] in --config)",
+        SnowsWarning,
+        stacklevel=4,
+    )
+    return (0.0,), (1.0,)
+
+
+def _decode(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
+    image = _pillow()
+
+    def one(i: int) -> np.ndarray:
+        try:
+            with image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())) as picture:
+                return np.asarray(picture.convert("RGB"))
+        except OSError as error:
+            raise InputError(f"{path}: image {i} cannot be decoded: {error}") from error
+
+    with ThreadPoolExecutor() as pool:
+        pictures = list(pool.map(one, range(len(offsets) - 1)))
+    shapes = {picture.shape for picture in pictures}
+    if len(shapes) != 1:
+        raise InputError(f"{path}: the images have {len(shapes)} different sizes; expected one")
+    return np.stack(pictures)
+
+
+def _read_folder(root: Path, limit: int, seed: int, config: DataConfig) -> tuple[Tensor, Tensor]:
+    """Up to `limit` images in random order, resized (shorter side) and centre-cropped; labels by class folder."""
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    classes = sorted(entry for entry in root.iterdir() if entry.is_dir())
+    files = [
+        (file, label)
+        for label, folder in enumerate(classes)
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in _SUFFIXES
+    ]
+    if not files:
+        raise InputError(f"{root} has no images in class folders (expected {root}/CLASS/image.jpg)")
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit].tolist()
+    mean, std = _normalization(config, "folder")
+    with ThreadPoolExecutor() as pool:
+        pixels = list(pool.map(lambda i: _open_image(files[i][0], config.size), order))
+    x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float().div_(255)
+    return _normalize(x, mean, std).contiguous(), torch.tensor([files[i][1] for i in order])
+
+
+def _open_image(file: Path, size: int) -> np.ndarray:
+    image = _pillow()
+    try:
+        with image.open(file) as picture:
+            picture = picture.convert("RGB")
+    except OSError as error:
+        raise InputError(f"{file} cannot be read as an image: {error}") from error
+    scale = round(size * 256 / 224) / min(picture.size)
+    resized = picture.resize((max(size, round(picture.width * scale)), max(size, round(picture.height * scale))))
+    left, top = (resized.width - size) // 2, (resized.height - size) // 2
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("pillow is needed to read images; install it with: pip install 'snows[images]'") from error
+    return Image

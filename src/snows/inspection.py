@@ -1,0 +1,124 @@
+"""What a run would do: each layer, whether it takes the pattern, its horizon, and estimates of memory and time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .graph import Graph
+from .memory import linearized_bytes, micro_batch_size
+from .patterns import PatternRules
+from .plan import Names, Plan, make_plan
+from .preparation import prepare
+from .recipe import Recipe, as_recipe
+
+_TIMED_SAMPLES = 16
+
+
+@dataclass(frozen=True)
+class LayerInspection:
+    name: str
+    shape: tuple[int, ...]
+    pattern: str | None  # None: the layer stays dense
+    reason: str | None  # why
+    horizon: int = 0
+    curvature: str = ""
+    memory_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Inspection:
+    model: str
+    samples: int
+    sweeps: int
+    layers: tuple[LayerInspection, ...]
+    network_weights: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(layer.seconds for layer in self.layers)
+
+    @property
+    def memory_bytes(self) -> int:
+        return max(layer.memory_bytes for layer in self.layers)
+
+
+def inspect(
+    model: nn.Module,
+    calibration: Any,
+    pattern: Any = "2:4",
+    *,
+    layers: Names = None,
+    exclude: Names = None,
+    horizon: int | None = None,
+    recipe: Recipe | str = "default",
+    samples: int | None = None,
+    device: torch.device | str | None = None,
+) -> Inspection:
+    """Plan a run without doing it. `samples`: how many the run would use; default: those given."""
+    chosen = as_recipe(recipe)
+    if horizon is not None:
+        chosen = chosen.replace(horizon=horizon)
+    rules = PatternRules.parse(pattern)
+    world = prepare(model, calibration, device, seed=0)
+    count = samples or world.samples.count
+    plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
+    speed = _flops_per_second(world.graph, world.samples.rows(0, _TIMED_SAMPLES))
+    found = _pruned(world.graph, plan, chosen, count, world.device, speed)
+    found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
+    weights = sum(p.numel() for p in model.parameters())
+    return Inspection(type(model).__name__, count, chosen.sweeps, tuple(found), weights)
+
+
+def _pruned(
+    graph: Graph, plan: Plan, recipe: Recipe, samples: int, device: torch.device, speed: float
+) -> list[LayerInspection]:
+    micro = micro_batch_size(graph, plan, samples, recipe, device)
+    rows = []
+    for planned in plan.pruned:
+        layer = planned.layer
+        segment = graph.segment(layer, planned.horizon)
+        products = min(recipe.minibatch or recipe.product_samples or samples, samples)
+        # Passes over the segment: targets, three losses, a gradient (3), and two for each product.
+        work = samples * 7 + products * recipe.newton_steps * (2 * recipe.cg_steps + 5)
+        if recipe.minibatch is not None:
+            work = samples * recipe.newton_steps * (4 * recipe.cg_steps + 7)
+        positions = graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
+        gram = 2 * samples * positions * layer.columns**2 * layer.groups
+        live = graph.live_bytes(layer.position)
+        memory = linearized_bytes(segment.cost.bytes) * max(micro, products) + 2 * live * samples
+        kind = (
+            ("gauss-newton" if segment.piecewise_linear else "hessian")
+            if recipe.curvature == "auto"
+            else recipe.curvature
+        )
+        rows.append(
+            LayerInspection(
+                layer.name,
+                tuple(layer.shape),
+                str(planned.pattern),
+                None,
+                planned.horizon,
+                kind,
+                memory,
+                recipe.sweeps * (work * segment.cost.flops + gram) / speed,
+            )  # fmt: skip
+        )
+    return rows
+
+
+def _flops_per_second(graph: Graph, leaves: list[Any]) -> float:
+    """Of this network on this device, from a few samples."""
+    flops = sum(node.meta["flops"] for node in graph.nodes) * _TIMED_SAMPLES
+    with torch.no_grad():
+        graph.run(leaves)
+        began = time.perf_counter()
+        for output in graph.run(leaves):
+            if isinstance(output, torch.Tensor):
+                output.sum().item()  # waits for the device
+    return flops / (time.perf_counter() - began)

@@ -1,0 +1,44 @@
+"""How much is held at once: sizes of pieces, and what is kept between passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .graph import Graph
+from .plan import Plan
+from .recipe import Recipe
+
+_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
+_LINEARIZED_FACTOR = 6  # bytes held by a linearized segment, as a multiple of its values
+_CPU_BYTES = 4 << 30
+_SHARE_OF_FREE = 0.3
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that may be kept between passes: the targets of one layer, and its linearized products."""
+
+    targets: int
+    products: int
+
+
+def memory_limits(device: torch.device) -> Memory:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return Memory(targets=int(_SHARE_OF_FREE * free), products=int(_SHARE_OF_FREE * free))
+    return Memory(targets=_CPU_BYTES, products=_CPU_BYTES)
+
+
+def linearized_bytes(segment_bytes: int) -> int:
+    """What a linearized segment holds for one sample, from the bytes of its values."""
+    return _LINEARIZED_FACTOR * segment_bytes
+
+
+def micro_batch_size(graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device) -> int:
+    """Samples in one piece, so that the largest linearized segment fits."""
+    largest = max(graph.cost(planned.layer, planned.horizon).bytes for planned in plan.pruned)
+    fitting = memory_limits(device).products // max(linearized_bytes(largest), 1)
+    wanted = recipe.minibatch or recipe.product_samples or samples
+    return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))
