@@ -44,7 +44,7 @@ def _mend_torchvision() -> None:
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise
-        declared = torch.library.Library("torchvision", "DEF")  # noqa: TOR901
+        declared = torch.library.Library("torchvision", "DEF")
         for operator in _OPERATORS:
             declared.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _declared.append(declared)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from .networks import call_arguments
@@ -64,21 +65,10 @@ def operations(model: nn.Module, inputs: Any, parameters: Mapping[str, Tensor]) 
     return seen
 
 
-def dependent_operations(
-    model: nn.Module, inputs: Any, parameters: Mapping[str, Tensor], name: str, weight: Tensor, horizon: int
-) -> tuple[Tensor, ...]:
-    """Operations 0 … K after the layer with this weight: those that autograd connects with it."""
-    if weight.requires_grad:
-        seen = operations(model, inputs, {**parameters, name: weight})
-        return tuple(value for value in seen if value.requires_grad)[: horizon + 1]
-    which = dependent_indices(model, inputs, parameters, name, horizon)
-    seen = operations(model, inputs, {**parameters, name: weight})
-    return tuple(seen[index] for index in which)
-
-
 def dependent_indices(
     model: nn.Module, inputs: Any, parameters: Mapping[str, Tensor], name: str, horizon: int
 ) -> list[int]:
+    """Which operations are operations 0 … K after the layer: those that autograd connects with its weight."""
     variable = parameters[name].detach().clone().requires_grad_()
     with torch.enable_grad():
         seen = operations(model, inputs, {**parameters, name: variable})
@@ -138,12 +128,13 @@ class KStepLoss:
         return matrix.reshape(size, size)
 
     def jacobian(self, weight: Tensor) -> list[Tensor]:
-        """One matrix for each operation."""
-        size = weight.numel()
-        parts = torch.autograd.functional.jacobian(
-            lambda w: tuple(self.outputs(w)), weight, vectorize=True, strategy="forward-mode"
-        )
-        return [part.reshape(-1, size) for part in parts]
+        """One matrix for each operation, a column at a time in forward mode."""
+        columns = []
+        for direction in torch.eye(weight.numel(), dtype=weight.dtype):
+            with forward_ad.dual_level():
+                outputs = self.outputs(forward_ad.make_dual(weight.detach(), direction.view_as(weight)))
+                columns.append([forward_ad.unpack_dual(output).tangent.flatten() for output in outputs])
+        return [torch.stack(column, 1) for column in zip(*columns, strict=True)]
 
     def gauss_newton(self, weight: Tensor, jacobian: list[Tensor] | None = None) -> Tensor:
         jacobian = self.jacobian(weight) if jacobian is None else jacobian[: len(self.factors)]

@@ -14,7 +14,7 @@ from .curvature import CurvatureKind, Objective, restrict
 from .graph import Graph
 from .graph.segment import Values
 from .masks import Choice, LayerMethod
-from .memory import Memory
+from .memory import Memory, linearized_bytes
 from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
 from .recipe import Recipe
@@ -129,7 +129,7 @@ def solve_layer(
         return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start
 
     probe = torch.randint(0, 2, mask.shape, generator=generator).to(mask.device, masked.dtype) * 2 - 1
-    keep = 3 * segment.cost.bytes * objective.samples <= memory.products
+    keep = linearized_bytes(segment.cost.bytes, kind) * objective.samples <= memory.products
 
     def system(curvature: Objective, at: Tensor) -> System:
         product = restrict(curvature.product(kind, at, keep), mask)

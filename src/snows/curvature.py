@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from .errors import InputError
 
@@ -153,14 +154,17 @@ def linearize(
     """
     variable = weight.detach().requires_grad_()
     outputs = forward(variable)
-    probes = tuple(torch.zeros_like(output, requires_grad=True) for output in outputs)
+    # Only what derivatives need stays in memory: probes without storage, and edges of the graph instead of its outputs.
+    probes = tuple(output.new_zeros(()).expand_as(output).requires_grad_() for output in outputs)
     (pulled,) = torch.autograd.grad(outputs, variable, probes, create_graph=True)
+    edges = tuple(get_gradient_edge(output) for output in outputs)
+    del outputs
 
     def push(v: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(pulled, probes, v, retain_graph=True, materialize_grads=True)
 
     def pull(u: tuple[Tensor, ...]) -> Tensor:
-        return torch.autograd.grad(outputs, variable, u, retain_graph=True)[0]
+        return torch.autograd.grad(edges, variable, u, retain_graph=True)[0]
 
     return push, pull
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
+from .curvature import CurvatureKind
 from .graph import Graph
 from .plan import Plan
 from .recipe import Recipe
 
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-_LINEARIZED_FACTOR = 6  # bytes held by a linearized segment, as a multiple of its values
+# Bytes held by a linearized segment, as a multiple of its values: about 0.3 where only rectifiers keep theirs, up to
+# 2 where every value is needed twice (second derivatives of attention and layer norms).
+_LINEARIZED_FACTOR = {"gauss-newton": 1, "hessian": 2, "fisher": 2}
 _CPU_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.3
 
@@ -31,9 +34,9 @@ def memory_limits(device: torch.device) -> Memory:
     return Memory(targets=_CPU_BYTES, products=_CPU_BYTES)
 
 
-def linearized_bytes(segment_bytes: int) -> int:
+def linearized_bytes(segment_bytes: int, kind: CurvatureKind = "hessian") -> int:
     """What a linearized segment holds for one sample, from the bytes of its values."""
-    return _LINEARIZED_FACTOR * segment_bytes
+    return _LINEARIZED_FACTOR[kind] * segment_bytes
 
 
 def micro_batch_size(graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device) -> int:

@@ -35,7 +35,7 @@ class LayerProblem:
     def __post_init__(self) -> None:
         self.layer = self.segment.layer
         self.sizes = self.pruned.sizes
-        needed = 2 * self.segment.cost.bytes * sum(self.sizes)
+        needed = self.segment.cost.output_bytes * sum(self.sizes)
         self._keeps = needed <= self.keep_bytes
 
     def __len__(self) -> int:
@@ -102,12 +102,19 @@ class LayerProblem:
             return {**values, **self.segment.prelude(values, parameters)}
 
     def _variances(self) -> list[float]:
-        total = [0.0] * len(self.segment.outputs)
+        """Of each operation's target over all its elements, however the samples are split into micro-batches."""
+        count = [0] * len(self.segment.outputs)
+        mean = [0.0] * len(self.segment.outputs)
+        spread = [0.0] * len(self.segment.outputs)  # sum of squared distances from the mean
         seen = 0
         for index in range(len(self)):
             for k, target in enumerate(self[index].targets):
-                total[k] += float(target.var(correction=0)) * self.sizes[index]
+                variance, own = torch.var_mean(target, correction=0)
+                new, gap = target.numel(), float(own) - mean[k]
+                spread[k] += new * float(variance) + gap**2 * count[k] * new / (count[k] + new)
+                count[k] += new
+                mean[k] += gap * new / count[k]
             seen += self.sizes[index]
             if seen >= _VARIANCE_SAMPLES:
                 break
-        return [value / seen for value in total]
+        return [total / elements for total, elements in zip(spread, count, strict=True)]

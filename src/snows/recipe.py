@@ -123,6 +123,9 @@ PAPER = Recipe(
     minibatch=256,  # not in the paper
 )
 
+# For the embedded network on a laptop: one short pass.
+EMBEDDED = DEFAULT.replace(horizon=6, sweeps=1, cg_steps=10, product_samples=500)
+
 
 def as_recipe(given: object) -> Recipe:
     if isinstance(given, Recipe):

@@ -57,7 +57,8 @@ class RowBlocks:
         """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later."""
         self.gram, self.kept, self.dtype = gram, kept, dtype
         self.relative_damping = relative_damping
-        self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean())
+        # where every input is dead any scale will do: the damping keeps the weights as they are
+        self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
         if not torch.isfinite(gram).all():
             raise InputError("the layer's inputs are not finite (NaN or infinity in the data or in an earlier layer)")
         self.rows_per_group = kept.shape[0] // gram.shape[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from .layers import Layer, find_layers, layer_name
 from .operations import (
     CONVOLUTION,
     LINEAR,
+    PRODUCT,
+    RECURRENT,
     TRANSPOSED_CONVOLUTION,
     aten,
     is_attention,
@@ -59,6 +62,8 @@ class Graph:
         for node, name in parameter_names.items():
             node.meta["parameter"] = name
         self._last_read = self._find_last_reads()
+        self._layer_bits = {layer.node: 1 << i for i, layer in enumerate(layers) if layer.node is not None}
+        self._depends_on = self._find_dependencies()
         self.operations = _counted_operations(nodes)
 
     @property
@@ -93,25 +98,19 @@ class Graph:
 
     def operations_after(self, layer: Layer) -> list[Node]:
         """The operations that depend on the layer, its own first: what K counts."""
-        varying = self._descendants(layer)
-        return [node for node in self.operations if node in varying]
+        return [node for node in self.operations if self._depends(node, layer)]
 
     def layer_ancestors(self, layer: Layer) -> list[Layer]:
         """Other layers that this one depends on."""
-        if layer.node is None:
-            return []
-        return [other for other in self.layers if other.node is not None and layer.node in self._after(other)]
+        return [other for other in self.layers if other is not layer and self._depends(layer.node, other)]
 
     def layer_descendants(self, layer: Layer) -> list[Layer]:
         """Other layers that depend on this one."""
-        if layer.node is None:
-            return []
-        return [other for other in self.layers if other.node in self._after(layer)]
+        return [other for other in self.layers if other is not layer and self._depends(other.node, layer)]
 
     def cost(self, layer: Layer, horizon: int) -> Cost:
         """What one pass over the varying part of a segment takes, for one sample."""
-        body, _, _ = self._cut(layer, horizon)
-        return Cost(sum(node.meta["bytes"] for node in body), sum(node.meta["flops"] for node in body))
+        return _cost(*self._cut(layer, horizon))
 
     def segment(self, layer: Layer, horizon: int) -> Segment:
         """The layer and its next `horizon` operations, or as many as there are."""
@@ -127,16 +126,15 @@ class Graph:
             outputs=tuple(node.name for node in targets),
             sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
             piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
-            cost=self.cost(layer, horizon),
+            cost=_cost(body, prelude, targets),
         )
 
     def _cut(self, layer: Layer, horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
         """The nodes of a segment that vary with the layer's weight, those that do not, and the operations 0 … K."""
-        varying = self._descendants(layer)
         targets = self.operations_after(layer)[: horizon + 1]
         needed = self._ancestors(targets, layer.position)
-        body = [node for node in needed if node in varying]
-        return body, [node for node in needed if node not in varying], targets
+        body = [node for node in needed if self._depends(node, layer)]
+        return body, [node for node in needed if not self._depends(node, layer)], targets
 
     def _find_last_reads(self) -> dict[Node, int]:
         last: dict[Node, int] = {}
@@ -146,25 +144,38 @@ class Graph:
         last.update(dict.fromkeys(self.outputs, self.end))
         return last
 
-    def _descendants(self, layer: Layer) -> set[Node]:
-        """The layer's node and all that depends on it."""
-        assert layer.node is not None
-        found = {layer.node}
-        for node in self.nodes[layer.position + 1 :]:
-            if any(argument in found for argument in node.all_input_nodes):
-                found.add(node)
+    def _find_dependencies(self) -> dict[Node, int]:
+        """For each node the set of layers it depends on, itself included, as bits: one pass, however many layers."""
+        found: dict[Node, int] = {}
+        for node in self.nodes:
+            bits = self._layer_bits.get(node, 0)
+            for argument in node.all_input_nodes:
+                bits |= found.get(argument, 0)
+            found[node] = bits
         return found
 
-    def _after(self, layer: Layer) -> set[Node]:
-        return self._descendants(layer) - {layer.node} if layer.node in self._last_read else set()
+    def _depends(self, node: Node | None, layer: Layer) -> bool:
+        """Whether the node's value varies with the layer's weight."""
+        if node is None or layer.node is None:
+            return False
+        return bool(self._depends_on[node] & self._layer_bits[layer.node])
 
     def _ancestors(self, targets: list[Node], start: int) -> list[Node]:
         """What it takes to compute `targets` from the values alive at `start`, in order of execution."""
         wanted = set(targets)
-        for node in reversed(self.nodes[start:]):
+        nodes = self.nodes[start : 1 + max(int(node.meta["position"]) for node in targets)]
+        for node in reversed(nodes):
             if node in wanted:
                 wanted.update(node.all_input_nodes)
-        return [node for node in self.nodes[start:] if node in wanted]
+        return [node for node in nodes if node in wanted]
+
+
+def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
+    return Cost(
+        bytes=sum(node.meta["bytes"] for node in body),
+        output_bytes=sum(node.meta["bytes"] for node in [*targets, *prelude]),
+        flops=sum(node.meta["flops"] for node in body),
+    )
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -275,7 +286,12 @@ def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
 
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
     aliases = _aliases(model)
-    layers = find_layers(calls, parameter_names, parameters, aliases)
+    trained = {name for name, _ in model.named_parameters()}
+    layers = [
+        layer if layer.parameter in trained else replace(layer, refusal="its weight is a buffer, not a parameter")
+        for layer in find_layers(calls, parameter_names, parameters, aliases)
+    ]
+    unreached = _unreached(model, {layer.parameter for layer in layers}, aliases, calls, parameter_names)
 
     follows_input: set[Node] = set(inputs)
     for node in calls:
@@ -287,23 +303,22 @@ def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
     alive = _alive(calls, outputs)
 
     # What depends on parameters only is computed here, once, and becomes a parameter itself.
-    folded: dict[Node, Any] = {}
-    for node in calls:
-        if node in alive and node not in follows_input:
-            known = {**folded, **{n: parameters[name] for n, name in parameter_names.items()}}
-            folded[node] = node.target(  # type: ignore[operator]  # a call_function node's target is callable
-                *torch.fx.map_arg(node.args, known.__getitem__), **torch.fx.map_arg(node.kwargs, known.__getitem__)
-            )
-    for node, value in folded.items():
+    known: dict[Node, Any] = {node: parameters[name] for node, name in parameter_names.items()}
+    folded = [node for node in calls if node in alive and node not in follows_input]
+    for node in folded:
+        known[node] = node.target(  # type: ignore[operator]  # a call_function node's target is callable
+            *torch.fx.map_arg(node.args, known.__getitem__), **torch.fx.map_arg(node.kwargs, known.__getitem__)
+        )
+    for node in folded:
         parameter_names[node] = f"{node.name}!"  # no parameter of a module has such a name
-        parameters[f"{node.name}!"] = value
+        parameters[f"{node.name}!"] = known[node]
 
     nodes = [node for node in calls if node in alive and node in follows_input]
     for node in [*inputs, *nodes]:
         _measure(node)
     kept = set(nodes)
-    layers = [layer if layer.node in kept else _detached(layer) for layer in layers]
-    layers += _unreached(model, {layer.parameter for layer in layers}, aliases, calls, parameter_names)
+    layers = [layer if layer.node in kept else _detached(layer, layer.node in alive) for layer in layers]
+    layers += unreached
     return Graph(inputs, nodes, outputs, parameter_names, parameters, layers)
 
 
@@ -325,8 +340,13 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _detached(layer: Layer) -> Layer:
-    return Layer(layer.name, layer.parameter, layer.shape, refusal="the model's output does not depend on its input")
+def _detached(layer: Layer, used: bool) -> Layer:
+    reason = (
+        "its input is the same whatever the data, so there is nothing to match"
+        if used
+        else "the model's output does not depend on it"
+    )
+    return Layer(layer.name, layer.parameter, layer.shape, refusal=reason)
 
 
 _PRUNABLE_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -336,12 +356,9 @@ _TRANSPOSED_MODULES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3
 def _unreached(
     model: nn.Module, found: set[str], aliases: dict[str, str], calls: list[Node], names: dict[Node, str]
 ) -> list[Layer]:
-    """Weights of layer modules that no convolution or linear operation reads directly, each with the reason."""
-    read = {names[argument] for node in calls for argument in node.all_input_nodes if argument in names}
-    transposed = {
-        names[a] for n in calls if n.target in TRANSPOSED_CONVOLUTION for a in n.all_input_nodes if a in names
-    }
-    layers = []
+    """Weights that no convolution or linear operation reads directly, each with the reason."""
+    reasons = _indirect_weights(calls, names)
+    layers: list[Layer] = []
     for name, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if not isinstance(module, _PRUNABLE_MODULES + _TRANSPOSED_MODULES) or not isinstance(weight, Tensor):
@@ -349,16 +366,49 @@ def _unreached(
         parameter = f"{name}.weight" if name else "weight"
         if aliases.get(parameter, parameter) in found:
             continue
-        if isinstance(module, _TRANSPOSED_MODULES) or parameter in transposed:
-            reason = "transposed convolutions are not supported"
+        if isinstance(module, _TRANSPOSED_MODULES):
+            reason = _TRANSPOSED
         elif not isinstance(weight, nn.Parameter):
             reason = "its weight is computed from other parameters"
-        elif parameter in read:
-            reason = "its weight is transformed before it is used"
         else:
-            reason = "forward does not use it"
+            reason = reasons.get(parameter, "forward does not use it")
         layers.append(Layer(layer_name(parameter), parameter, weight.shape, refusal=reason))
+    listed = found | {layer.parameter for layer in layers}
+    inside = tuple(f"{layer.name}." for layer in layers)  # what a computed weight is computed from
+    for name, value in model.named_parameters():
+        if name in reasons and value.ndim > 1 and name not in listed and not name.startswith(inside):
+            layers.append(Layer(layer_name(name), name, value.shape, refusal=reasons[name]))
     return layers
+
+
+_TRANSPOSED = "transposed convolutions are not supported"
+_TRANSFORMED = "its weight is transformed before it is used"
+_MULTIPLIED = "its weight is used in a plain matrix product, not in a linear layer"
+_RECURRENT = "recurrent layers are not supported"
+
+
+def _indirect_weights(calls: list[Node], names: dict[Node, str]) -> dict[str, str]:
+    """Parameters that data is multiplied with by other means than as a layer's own weight, and by which."""
+    made_of: dict[Node, set[str]] = {node: {name} for node, name in names.items()}  # what parameters alone give
+    reasons: dict[str, str] = {}
+    for node in calls:
+        sources = [a for a in node.all_input_nodes if not isinstance(a.meta.get("val"), int | torch.SymInt)]
+        if all(source in made_of for source in sources):
+            made_of[node] = {name for source in sources for name in made_of[source]}
+            continue
+        if node.target in CONVOLUTION | LINEAR:
+            reason, weights = _TRANSFORMED, sources[1:2]
+        elif node.target in TRANSPOSED_CONVOLUTION:
+            reason, weights = _TRANSPOSED, sources[1:2]
+        elif node.target in PRODUCT:
+            reason, weights = _MULTIPLIED, sources
+        elif node.target in RECURRENT:
+            reason, weights = _RECURRENT, sources
+        else:
+            continue
+        for weight in weights:
+            reasons |= dict.fromkeys(made_of.get(weight, ()), reason)
+    return reasons
 
 
 def _measure(node: Node) -> None:

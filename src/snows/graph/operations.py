@@ -27,6 +27,7 @@ TRANSPOSED_CONVOLUTION = _overloads("conv_transpose1d", "conv_transpose2d", "con
 LINEAR = _overloads("linear")
 FUSED_ATTENTION = _overloads("scaled_dot_product_attention")
 PRODUCT = _overloads("matmul", "bmm", "mm", "addmm", "baddbmm", "einsum")
+RECURRENT = _overloads("lstm", "gru", "rnn_tanh", "rnn_relu")
 SOFTMAX = _overloads("softmax", "_softmax", "_safe_softmax")
 RECTIFIER = _overloads("relu", "relu6", "hardtanh", "leaky_relu", "clamp", "clamp_min", "prelu", "threshold")
 CURVED_ACTIVATION = _overloads(

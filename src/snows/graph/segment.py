@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
 
 
 class Program:
-    """Some nodes of the graph, compiled into one function of the values and parameters they read."""
+    """Some nodes of the graph as one function of the values and parameters they read, compiled at the first call."""
 
     def __init__(self, nodes: Iterable[Node], gives: Iterable[Node], parameter_names: Mapping[Node, str]) -> None:
         nodes = list(nodes)
@@ -29,17 +30,22 @@ class Program:
         self.reads = tuple(n.name for n in outside if n not in parameter_names)
         self.parameters = tuple(parameter_names[n] for n in outside if n in parameter_names)
         self.gives = tuple(node.name for node in gives)
+        self._outside = sorted(outside, key=lambda n: n in parameter_names)
+        self._inside = nodes
+        self._results = gives
 
+    @cached_property
+    def _module(self) -> fx.GraphModule:
         graph = fx.Graph()
         copies: dict[Node, Node] = {}
-        for node in sorted(outside, key=lambda n: n in parameter_names):
+        for node in self._outside:
             copies[node] = graph.placeholder(node.name)
-        for node in nodes:
+        for node in self._inside:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
             if node.target in PLAIN_CONVOLUTION:
                 copies[node].target = convolution
-        graph.output(tuple(copies[node] for node in gives))
-        self._module = fx.GraphModule(torch.nn.Module(), graph)
+        graph.output(tuple(copies[node] for node in self._results))
+        return fx.GraphModule(torch.nn.Module(), graph)
 
     def __call__(self, values: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Values:
         arguments = [values[name] for name in self.reads] + [parameters[name] for name in self.parameters]
@@ -64,9 +70,10 @@ class SampleLayout:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one pass over a segment, for one sample: bytes of all values, and floating-point operations."""
+    """Of one pass over a segment, for one sample: bytes of all values and of the operations' outputs, and operations."""
 
     bytes: int
+    output_bytes: int
     flops: int
 
 

@@ -1,0 +1,245 @@
+"""Masks for any shape and any scores: exact counts, and no better mask is allowed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from snows.errors import ArgumentError
+from snows.masks import as_method, spread_scores
+from snows.masks.magnitude import Magnitude
+from snows.masks.random import Random
+from snows.masks.wanda import Wanda
+from snows.patterns import NM, PatternRules, Unstructured, keep_best, parse_pattern
+
+from ..oracles import best_nm_score, best_unstructured_score
+
+seeds = st.integers(0, 2**31 - 1)
+sparsities = st.floats(0.01, 0.99)
+
+
+@st.composite
+def nm_patterns(draw: st.DrawFn) -> NM:
+    m = draw(st.integers(2, 6))
+    return NM(draw(st.integers(1, m - 1)), m)
+
+
+@st.composite
+def shapes(draw: st.DrawFn, channels: int = 1) -> tuple[int, ...]:
+    """Of a linear layer or of a convolution in one to three dimensions."""
+    kernel = draw(st.lists(st.integers(1, 3), max_size=3))
+    return (draw(st.integers(1, 5)), channels * draw(st.integers(1, 3)), *kernel)
+
+
+def scores(shape: tuple[int, ...], seed: int, ties: bool) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    score = torch.rand(shape, generator=generator, dtype=torch.float64)
+    return (score * 3).floor() if ties else score
+
+
+@given(pattern=nm_patterns(), data=st.data(), seed=seeds, ties=st.booleans())
+def test_nm_masks_keep_exactly_n_of_every_m_and_the_best(pattern: NM, data: st.DataObject, seed: int, ties: bool) -> None:
+    shape = data.draw(shapes(channels=pattern.m))
+    score = scores(shape, seed, ties)
+    mask = pattern.best_mask(score)
+    assert mask.shape == shape
+    assert mask.dtype == torch.bool
+    # spelled out: at each output and kernel position, consecutive input channels in groups of M
+    for group in range(shape[1] // pattern.m):
+        part = mask[:, group * pattern.m : (group + 1) * pattern.m]
+        assert (part.sum(1) == pattern.n).all()
+    assert pattern.violations(mask) == 0
+    assert float(score[mask].sum()) == pytest.approx(best_nm_score(score, pattern.n, pattern.m))
+    assert torch.equal(mask, pattern.best_mask(score.clone()))
+
+
+def test_violations_counts_groups_that_keep_too_many() -> None:
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    assert NM(2, 4).violations(mask) == 1
+    assert NM(1, 2).violations(mask) == 1
+    assert NM(3, 4).violations(mask) == 0
+
+
+@given(pattern=nm_patterns(), channels=st.integers(1, 20))
+def test_nm_refuses_what_it_cannot_cut_into_groups(pattern: NM, channels: int) -> None:
+    reason = pattern.refusal(torch.Size((8, channels, 3, 3)))
+    assert (reason is None) == (channels % pattern.m == 0)
+    if reason:
+        assert str(channels) in reason
+
+
+@given(sparsity=sparsities, shape=shapes(), seed=seeds, ties=st.booleans())
+def test_unstructured_counts_are_exact(sparsity: float, shape: tuple[int, ...], seed: int, ties: bool) -> None:
+    score = scores(shape, seed, ties)
+    mask = Unstructured(sparsity).best_mask(score)
+    assert int((~mask).sum()) == round(sparsity * score.numel())
+    if mask.any() and not mask.all():
+        assert float(score[mask].min()) >= float(score[~mask].max())
+
+
+@given(sparsity=sparsities, seed=seeds, ties=st.booleans())
+def test_unstructured_is_the_best_of_all_masks(sparsity: float, seed: int, ties: bool) -> None:
+    score = scores((2, 4), seed, ties)
+    mask = Unstructured(sparsity).best_mask(score)
+    assert float(score[mask].sum()) == pytest.approx(best_unstructured_score(score, int(mask.sum())))
+
+
+@given(sparsity=sparsities, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), seed=seeds, scale=st.booleans())
+def test_a_global_spread_is_exact_and_keeps_the_floor(
+    sparsity: float, sizes: list[int], seed: int, scale: bool
+) -> None:
+    """Scores of different scale by layer: a ranking without a floor would cut the small ones off."""
+    table = {
+        str(i): scores((1, size), seed + i, ties=False) * (10.0 ** (-3 * i) if scale else 1)
+        for i, size in enumerate(sizes)
+    }
+    masks = keep_best(table, sparsity, cap=True)
+    total = sum(sizes)
+    removed = sum(int((~mask).sum()) for mask in masks.values())
+    assert removed == round(sparsity * total)
+    if len(sizes) > 1:
+        floors = {name: math.ceil((1 - sparsity) * 0.25 * score.numel()) for name, score in table.items()}
+        if sum(floors.values()) <= total - removed:
+            assert all(int(masks[name].sum()) >= floor for name, floor in floors.items())
+    for name, mask in masks.items():  # within a layer the best are kept
+        if mask.any() and not mask.all():
+            assert float(table[name][mask].min()) >= float(table[name][~mask].max())
+
+
+@given(sparsity=sparsities, seed=seeds)
+def test_without_a_cap_the_ranking_is_global(sparsity: float, seed: int) -> None:
+    table = {"a": scores((3, 4), seed, False), "b": scores((2, 5), seed + 1, False)}
+    masks = keep_best(table, sparsity)
+    together = Unstructured(sparsity).best_mask(torch.cat([score.flatten() for score in table.values()])[None])
+    assert torch.equal(torch.cat([mask.flatten() for mask in masks.values()])[None], together)
+
+
+@given(sparsity=sparsities, sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4), seed=seeds)
+def test_a_uniform_spread_removes_the_same_share_of_each_layer(sparsity: float, sizes: list[int], seed: int) -> None:
+    table = {str(i): scores((2, size), seed + i, False) * 10.0**-i for i, size in enumerate(sizes)}
+    patterns = dict.fromkeys(table, Unstructured(sparsity, spread="uniform"))
+    for name, mask in spread_scores(table, patterns, "global").items():
+        assert int((~mask).sum()) == round(sparsity * mask.numel())
+
+
+def test_the_pattern_overrules_the_habit_of_the_method() -> None:
+    weights = {"small": torch.full((4, 4), 0.01), "large": torch.ones(4, 4)}
+    habit = Magnitude().choose(weights, dict.fromkeys(weights, Unstructured(0.5)), seed=0).masks
+    assert int(habit["small"].sum()) < int(habit["large"].sum())
+    even = Magnitude().choose(weights, dict.fromkeys(weights, Unstructured(0.5, "uniform")), seed=0).masks
+    assert int(even["small"].sum()) == int(even["large"].sum()) == 8
+    ranked = Random().choose(weights, dict.fromkeys(weights, Unstructured(0.5)), seed=0).masks
+    assert [int(mask.sum()) for mask in ranked.values()] == [8, 8]
+
+
+def test_patterns_are_ranked_among_their_own_layers() -> None:
+    weights = {name: torch.rand(4, 4) for name in "abc"}
+    patterns = {"a": NM(1, 4), "b": Unstructured(0.25), "c": Unstructured(0.75)}
+    masks = Magnitude().choose(weights, patterns, seed=0).masks
+    assert list(masks) == ["a", "b", "c"]
+    assert [int(mask.sum()) for mask in masks.values()] == [4, 12, 4]
+
+
+@given(seed=seeds)
+def test_random_masks_depend_on_the_seed_alone(seed: int) -> None:
+    weights = {"a": torch.rand(8, 8)}
+    patterns = {"a": NM(2, 4)}
+    one, two = (Random().choose(weights, patterns, seed).masks["a"] for _ in range(2))
+    other = Random().choose(weights, patterns, seed + 1).masks["a"]
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert NM(2, 4).violations(one) == 0
+
+
+@given(sparsity=sparsities, seed=seeds, groups=st.integers(1, 2), rows=st.integers(1, 4), columns=st.integers(1, 6))
+def test_wanda_counts_are_exact_and_even_over_rows(
+    sparsity: float, seed: int, groups: int, rows: int, columns: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(groups * rows, columns, 1, 2, generator=generator)
+    x = torch.randn(groups, 9, columns * 2, generator=generator).double()
+    gram = x.transpose(1, 2) @ x
+    mask = Wanda().choose_layer("w", weight, gram, Unstructured(sparsity)).masks["w"]
+    assert int((~mask).sum()) == round(sparsity * weight.numel())
+    per_row = mask.flatten(1).sum(1)
+    assert int(per_row.max() - per_row.min()) <= 1
+    norms = x.pow(2).sum(1).sqrt().repeat_interleave(rows, 0).view_as(weight)  # of each group's own inputs
+    score = weight.abs() * norms
+    for row_score, row_mask in zip(score.flatten(1), mask.flatten(1), strict=True):
+        if row_mask.any() and not row_mask.all():
+            assert float(row_score[row_mask].min()) >= float(row_score[~row_mask].max()) * (1 - 1e-5)
+
+
+def test_wanda_obeys_nm() -> None:
+    weight = torch.randn(6, 4, 3, 3)
+    x = torch.randn(2, 50, 36).double()
+    mask = Wanda().choose_layer("w", weight, x.transpose(1, 2) @ x, NM(1, 4)).masks["w"]
+    assert (mask.sum(1) == 1).all()
+
+
+@given(pattern=st.one_of(nm_patterns(), sparsities.map(lambda s: Unstructured(round(s, 4)))))
+def test_patterns_are_read_back_from_their_text(pattern: NM | Unstructured) -> None:
+    assert parse_pattern(str(pattern)) == pattern
+    assert parse_pattern(pattern) is pattern
+    assert PatternRules.parse(pattern).of("anything") == pattern
+    assert str(PatternRules.parse(str(pattern))) == str(pattern)
+
+
+@given(
+    rules=st.dictionaries(
+        st.sampled_from(["layer1.*", "head", "block[0-9].conv", "*.fc"]), st.one_of(nm_patterns(), st.none()), min_size=1
+    ),
+    default=st.one_of(st.none(), nm_patterns()),
+)
+def test_rules_are_read_back_from_their_text(rules: dict[str, NM | None], default: NM | None) -> None:
+    parsed = PatternRules.parse({"*": default, **rules})
+    assert PatternRules.parse(str(parsed)) == parsed
+    assert parsed.of("none of these") == default
+    for glob, pattern in rules.items():
+        assert parsed.of(glob.replace("*", "x").replace("[0-9]", "3")) == pattern
+
+
+def test_the_first_glob_that_fits_decides_and_the_rest_comes_last() -> None:
+    rules = PatternRules.parse("1:4, layer1.*=2:4, layer1.fc=dense")
+    assert rules.of("layer1.conv") == rules.of("layer1.fc") == NM(2, 4)
+    assert rules.of("head") == NM(1, 4)
+    assert rules.unmatched(["layer1.conv", "head"]) == ["layer1.fc"]
+    assert PatternRules.parse({"head": "dense"}).of("other") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["4:2", "2:2", "0:4", "-1:4", "1.5", "0", "1", 0, 1, 1.0, -0.5, "half", "", "2:4:8", [2, 4], math.nan]
+)
+def test_what_is_no_pattern_is_refused_in_a_sentence(text: object) -> None:
+    with pytest.raises(ArgumentError, match=r"pattern .*(is not understood; expected 'N:M'|0 < N < M is needed)"):
+        parse_pattern(text)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: NM(4, 4), "0 < N < M is needed"),
+        (lambda: NM(0, 4), "0 < N < M is needed"),
+        (lambda: NM(2.0, 4), "0 < N < M is needed"),  # type: ignore[arg-type]
+        (lambda: Unstructured(1.0), "between 0 and 1"),
+        (lambda: Unstructured(0.0), "between 0 and 1"),
+        (lambda: Unstructured(0.5, spread="even"), "expected 'global', 'uniform' or None"),  # type: ignore[arg-type]
+        (lambda: PatternRules.parse("1:4, 2:4"), "names 2 patterns for all layers"),
+        (lambda: as_method("magnitud"), "mask 'magnitud' is not known; expected 'magnitude'"),
+        (lambda: as_method(3), "mask is a int"),
+    ],
+)
+def test_wrong_choices_are_refused_in_a_sentence(make: object, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        make()  # type: ignore[operator]
+
+
+def test_dense_is_a_pattern_too() -> None:
+    assert parse_pattern("dense") is None
+    assert parse_pattern(None) is None
+    assert str(PatternRules.parse("dense")) == "dense"
