@@ -40,7 +40,7 @@ class Result:
     source: str | None = None  # the name the dense model was built from, if it has one
 
     def save(self, directory: str | Path) -> Path:
-        """Write model.safetensors, masks.safetensors, report.json, report.html and recipe.json; never over other files."""
+        """Write model, masks, report and recipe into a new folder; never over other files."""
         from .storage import save
 
         return save(self, Path(directory))

@@ -53,7 +53,7 @@ class Samples:
 
 
 def read_samples(calibration: Any, model: nn.Module, limit: int | None = None) -> Samples:
-    """A tensor, a Dataset, a DataLoader or any re-iterable of batches; a batch is a tensor, a tuple (inputs first) or a dict."""
+    """From a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts)."""
     accepted = _accepted_keywords(model)
     tables: list[list[Any]] = []
     spec: pytree.TreeSpec | None = None
@@ -155,7 +155,7 @@ def _check_values(samples: Samples) -> None:
             raise InputError("the calibration data contains NaN or infinity; remove those samples")
         if leaf.ndim == 4 and float(leaf.min()) >= 0 and float(leaf.max()) > 16:
             warnings.warn(
-                f"the calibration images look unnormalized (values from {float(leaf.min()):g} to {float(leaf.max()):g}); "
+                f"the calibration images look unnormalized (from {float(leaf.min()):g} to {float(leaf.max()):g}); "
                 "use the same preprocessing as in training",
                 SnowsWarning,
                 stacklevel=4,

@@ -51,8 +51,8 @@ def cascade(
 ) -> dict[str, Tensor]:
     """Re-adjust every planned layer; returns the new weights by parameter name. Without `adjust`: masks alone.
 
-    Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs. Each
-    layer is solved with all layers before it already pruned, and (in the first sweep) all layers behind it still dense.
+    Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs.
+    Each layer is solved with all layers before it already pruned and, in the first sweep, all behind it still dense.
     `choice` is what a network method chose; a layer `method` fills it in on the way.
     """
     dense = graph.parameters

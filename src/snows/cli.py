@@ -474,7 +474,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
 
 def main() -> None:
     """Run the command line; every failure on purpose is one sentence on standard error."""
-    warnings.showwarning = _show_warning  # type: ignore[assignment]  # what libraries warn of is not for users
+    warnings.showwarning = _show_warning  # what libraries warn of is not for users
     try:
         app()
     except SnowsError as error:

@@ -1,6 +1,6 @@
 """The K-step loss, its gradient and its curvature products. Pure functions of one weight; knows no layer types.
 
-The normalization, stated once. With F_k(w) the output of operation k, Y_k its target, n samples and e_k elements a sample:
+The normalization, stated once. F_k(w) is the output of operation k, Y_k its target, for n samples of e_k elements each:
 
     loss(w) = sum_k c_k * ||Y_k - F_k(w)||^2,    c_k = 1                        "sum": Equation (3) as it is printed
                                                  c_k = 1 / (n e_k)              "mean"
@@ -85,7 +85,7 @@ class Objective:
         return total, gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
-        """v -> B v at `weight`. With `keep` each piece is linearized once and stays in memory; else for each product."""
+        """v -> B v at `weight`. With `keep`, pieces are linearized once and stay in memory; else for each product."""
         make = {"gauss-newton": self._gauss_newton, "hessian": self._hessian, "fisher": self._fisher}[kind]
         kept = [make(piece, weight) for piece in self._chosen_pieces()] if keep else None
 

@@ -82,7 +82,7 @@ def _from_factory(made: Any, samples: int) -> Data:
 
 
 def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor | None]:
-    """Normalized images (n, channels, height, width) and labels, from arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
+    """Normalized images (n, channels, height, width) and labels: arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {key: archive[key] for key in archive.files}  # each access reads the array anew
@@ -123,7 +123,7 @@ def _normalization(config: DataConfig, kind: str) -> tuple[tuple[float, ...], tu
     if kind == "folder":
         return _IMAGENET
     warnings.warn(
-        "no mean and std are given for the npz file: pixels are scaled to [0, 1] only (set them under [data] in --config)",
+        "no mean and std are given for the npz file: pixels are only scaled to [0, 1] (--config sets them in [data])",
         SnowsWarning,
         stacklevel=4,
     )

@@ -19,8 +19,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Figures of a classifier on samples x, as fractions (not percentages).
 
-    With labels y: top1, top5, loss. With the dense network: agreement (same first choice) and kl, the mean divergence of
-    its predictions from the dense ones.
+    With labels y: top1, top5, loss. With the dense network: agreement (same first choice) and kl, the mean
+    divergence of its predictions from the dense ones.
     """
     if y is not None and len(y) != len(x):
         raise InputError(f"there are {len(x)} samples and {len(y)} labels")

@@ -107,14 +107,14 @@ def _pruned(
                 kind,
                 memory,
                 recipe.sweeps * (work * segment.cost.flops + gram) / speed,
-            )  # fmt: skip
+            )
         )
     return rows
 
 
 def _flops_per_second(graph: Graph, leaves: list[Any]) -> float:
     """Of this network on this device, from a few samples."""
-    flops = sum(node.meta["flops"] for node in graph.nodes) * _TIMED_SAMPLES
+    flops: int = sum(node.meta["flops"] for node in graph.nodes) * _TIMED_SAMPLES
     with torch.no_grad():
         graph.run(leaves)
         began = time.perf_counter()

@@ -87,7 +87,8 @@ def call_factory(file: str, function: str) -> Any:
 
 def _load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"snows_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickling and dataclasses look it up there
     try:

@@ -153,7 +153,9 @@ class PatternRules:
             default = [part for part in parts if "=" not in part]
             if len(default) > 1:
                 raise ArgumentError(f"pattern {given!r} names {len(default)} patterns for all layers; expected one")
-            given = {glob.strip(): text.strip() for glob, text in named} | {"*": text for text in default}
+            given = {glob.strip(): text.strip() for glob, text in named}
+            if default:
+                given["*"] = default[0]
         if isinstance(given, Mapping):
             rules = [(str(glob), parse_pattern(text)) for glob, text in given.items()]
             return cls(tuple(sorted(rules, key=lambda rule: rule[0] == "*")))  # "*" is what holds otherwise

@@ -1,4 +1,4 @@
-"""Before a run: a copy of the caller's model to work on, its samples and its graph. The caller's own is never touched."""
+"""Before a run: a copy of the caller's model to work on, its samples and its graph. The original is never touched."""
 
 from __future__ import annotations
 

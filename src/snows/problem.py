@@ -1,4 +1,4 @@
-"""The K-step problem of one layer: from two activation streams to an objective, and to the moments of its closed form."""
+"""The K-step problem of one layer: from two activation streams to an objective and the moments of its closed form."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ SCHEMA = 1
 class Recipe:
     """How kept weights are re-adjusted. `DEFAULT` is the best we know; `PAPER` is the paper as written.
 
-    horizon             K, the operations beyond the layer whose outputs are preserved; None: by architecture, as the paper
+    horizon             K, the operations beyond the layer whose outputs are preserved; None: as in the paper
     sweeps              passes over all layers; from the second on, every other layer is already pruned
     targets             "dense-stream": the dense network's own activations;
                         "dense-weights": dense weights applied to the pruned network's activations (the paper)
     normalization       of the K-step loss, see `snows.curvature`
     curvature           "auto": Gauss-Newton where it equals the Hessian, the exact Hessian elsewhere
-    start               "closed-form": the better of least squares (K=0) and the weights so far; "masked": masked weights
+    start               "closed-form": the better of least squares (K=0) and the weights so far; "masked": the latter
     preconditioner      "rows": CG preconditioned by the closed form's factors
     ridge               relative damping of the closed form
     newton_steps        per layer and sweep (per mini-batch when `minibatch` is set)

@@ -114,7 +114,8 @@ def _html(report: Report) -> str:
     layers: list[list[object]] = [
         [
             layer.name, "x".join(map(str, layer.shape)), layer.pattern, f"{layer.sparsity:.4f}", _short(layer.horizon),
-            f"{layer.solves[0].loss_masked:.4g}" if layer.solves else "", f"{layer.solves[-1].loss:.4g}" if layer.solves else "",
+            _short(layer.solves[0].loss_masked if layer.solves else None),
+            _short(layer.solves[-1].loss if layer.solves else None),
             sum(s.cg_steps for s in layer.solves), layer.solves[-1].outcome if layer.solves else "",
         ]
         for layer in report.layers
@@ -137,10 +138,10 @@ def _html(report: Report) -> str:
         "background:#fff}table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .75rem;text-align:left;"
         "border-bottom:1px solid #ddd}th{background:#f4f6f8}"
     )
+    title = html.escape(f"snows: {report.model}, {report.pattern}")
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>snows: {html.escape(report.model)}</title><style>{style}</style></head>"
-        f"<body><h1>snows: {html.escape(report.model)}, {html.escape(report.pattern)}</h1>{''.join(parts)}</body></html>"
+        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>"
     )
 
 

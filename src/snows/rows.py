@@ -51,7 +51,7 @@ class Refit:
 
 
 class RowBlocks:
-    """The blocks gram[kept_r, kept_r] of all rows r, factored (or their diagonals, where factors would be too large)."""
+    """The blocks gram[kept_r, kept_r] of all rows r, inverted (or their diagonals, where that would be too large)."""
 
     def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
         """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later."""
@@ -147,7 +147,8 @@ class RowBlocks:
 
     def _apply_gram(self, weight: Tensor) -> Tensor:
         grouped = weight.unflatten(0, (self.gram.shape[0], -1))
-        return (grouped @ self.gram).flatten(0, 1)
+        product: Tensor = (grouped @ self.gram).flatten(0, 1)
+        return product
 
     @staticmethod
     def _cross_rows(cross: Tensor) -> Tensor:

@@ -78,10 +78,8 @@ def conjugate_gradient(
             return CG(x if step else z, step + 1, CGOutcome.NEGATIVE_CURVATURE)
         eta = rz / curvature
         x = x + eta * p
-        if (step + 1) % options.refresh == 0:
-            r = rhs - product(x) - damping * x
-        else:
-            r = r - eta * bp
+        refresh = (step + 1) % options.refresh == 0
+        r = rhs - product(x) - damping * x if refresh else r - eta * bp
         z = precondition(r)
         rz_next = torch.sum(r * z)
         p = z + (rz_next / rz) * p

@@ -217,7 +217,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 model, args, kwargs, dynamic_shapes={**dict(zip(names, shapes[0], strict=True)), **shapes[1]},
                 strict=False,
             )  # fmt: skip
-            return exported.run_decompositions(_DECOMPOSITIONS)
+            program: ExportedProgram = exported.run_decompositions(_DECOMPOSITIONS)
+            return program
     except Exception as error:  # torch.export raises many kinds; each means the same to the caller
         raise CaptureError(
             f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)} "
@@ -306,7 +307,7 @@ def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
     known: dict[Node, Any] = {node: parameters[name] for node, name in parameter_names.items()}
     folded = [node for node in calls if node in alive and node not in follows_input]
     for node in folded:
-        known[node] = node.target(  # type: ignore[operator]  # a call_function node's target is callable
+        known[node] = node.target(
             *torch.fx.map_arg(node.args, known.__getitem__), **torch.fx.map_arg(node.kwargs, known.__getitem__)
         )
     for node in folded:
@@ -462,7 +463,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _counted_operations(nodes: list[Node]) -> list[Node]:
-    """The operations K counts. Projections that only feed an attention are part of it: the attention is their output."""
+    """The operations K counts. Projections that only feed an attention are part of it: it is their output."""
     counted = [node for node in nodes if is_counted(node)]
     members = set(counted)
 
@@ -505,7 +506,7 @@ def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, 
         )
         if any(not torch.equal(a, b) for a, b in zip(expected, again, strict=True)):
             raise CaptureError(
-                f"{name} gives different outputs for the same input in eval mode (dropout that is always on, or noise); "
+                f"{name} gives different outputs for the same input in eval mode (dropout always on, or noise); "
                 "make its forward deterministic first"
             )
         try:

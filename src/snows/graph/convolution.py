@@ -1,7 +1,7 @@
 """Convolution with cheap second derivatives.
 
-In a segment either the input of a convolution varies or its weight does, never both. torch's own double backward does not
-know that: it computes the mixed term too, a convolution of the size of the useful one. Here each derivative is one
+In a segment either the input of a convolution varies or its weight does, never both. torch's own double backward does
+not know that: it computes the mixed term too, a convolution as large as the useful one. Here each derivative is one
 convolution.
 """
 
@@ -27,13 +27,14 @@ def convolution(
 ) -> Tensor:
     """aten.conv1d, conv2d and conv3d, by their arguments."""
     n = weight.ndim - 2
-    spread = [_spread(value, n, default) for value, default in ((stride, 1), (padding, 0), (dilation, 1))]
+    arguments = (_spread(stride, n, 1), _spread(padding, n, 0), _spread(dilation, n, 1), groups)
+    out: Tensor
     if weight.requires_grad:
-        out = _VaryingWeight.apply(x, weight, *spread, groups)
+        out = _VaryingWeight.apply(x, weight, *arguments)  # type: ignore[no-untyped-call]
     elif x.requires_grad:
-        out = _VaryingInput.apply(x, weight, *spread, groups)
+        out = _VaryingInput.apply(x, weight, *arguments)  # type: ignore[no-untyped-call]
     else:
-        return _convolve(x, weight, *spread, groups, bias)
+        return _convolve(x, weight, *arguments, bias)
     return out if bias is None else out + bias.view(-1, *[1] * n)
 
 
@@ -46,14 +47,15 @@ def _convolve(
     x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, bias: Tensor | None = None
 ) -> Tensor:
     zeros = [0] * len(stride)
-    return torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)
+    out: Tensor = torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)
+    return out
 
 
 class _VaryingInput(torch.autograd.Function):
     """Linear in x. Its backward is a transposed convolution of the gradient, itself linear and differentiable."""
 
     @staticmethod
-    def forward(  # type: ignore[override]  # the base class takes anything
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
     ) -> Tensor:
         ctx.save_for_backward(weight)
@@ -61,7 +63,7 @@ class _VaryingInput(torch.autograd.Function):
         return _convolve(x, weight, stride, padding, dilation, groups)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.arguments
         kernel, small = weight.shape[2:], gradient.shape[2:]
@@ -79,7 +81,7 @@ class _VaryingWeight(torch.autograd.Function):
     """Linear in the weight. Its backward correlates the input with the gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
@@ -87,16 +89,17 @@ class _VaryingWeight(torch.autograd.Function):
         return _convolve(x, weight, stride, padding, dilation, groups)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        return None, _WeightGradient.apply(gradient, x, weight.detach(), *ctx.arguments), None, None, None, None
+        back = _WeightGradient.apply(gradient, x, weight.detach(), *ctx.arguments)  # type: ignore[no-untyped-call]
+        return None, back, None, None, None, None
 
 
 class _WeightGradient(torch.autograd.Function):
     """The gradient with respect to the weight, linear in the gradient with respect to the output."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         gradient: Tensor,
         x: Tensor,
@@ -115,7 +118,7 @@ class _WeightGradient(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, direction: Tensor) -> Any:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, direction: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         return _convolve(x, direction, *ctx.arguments), None, None, None, None, None, None

@@ -65,12 +65,13 @@ class SampleLayout:
         """One row per sample."""
         sizes = (-1, samples) if self.inner else (samples, -1)
         split = value.unflatten(self.axis, sizes)
-        return split.movedim(self.axis + int(self.inner), 0).flatten(1)
+        rows: Tensor = split.movedim(self.axis + int(self.inner), 0).flatten(1)
+        return rows
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one pass over a segment, for one sample: bytes of all values and of the operations' outputs, and operations."""
+    """Of one pass over a segment, for one sample: bytes of all values, of what a pass must be given, and operations."""
 
     bytes: int
     output_bytes: int

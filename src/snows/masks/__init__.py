@@ -1,7 +1,7 @@
-"""Mask sources, one file each, behind two protocols. They know weights, statistics and patterns; no solver, no layer types.
+"""Mask sources, one file each, behind two protocols. They know weights, statistics and patterns; no solver.
 
-A *network* method sees all weights at once; a *layer* method sees one weight with the second moments of its inputs, while
-the cascade passes the layer. Each gives masks (True = kept) and, where the method changes them, compensated weights.
+A *network* method sees all weights at once; a *layer* method sees one weight with the second moments of its inputs,
+while the cascade passes the layer. Each gives masks (True = kept) and, where it changes them, weights.
 """
 
 from __future__ import annotations
