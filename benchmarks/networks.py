@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -105,6 +104,6 @@ def load_network(name: str, shared: Path) -> nn.Module:
     return model.eval()
 
 
-def normalization(name: str) -> tuple[Tensor, Tensor]:
-    mean, std = NETWORKS[name][2]
-    return torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+def normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the network's inputs, per channel."""
+    return NETWORKS[name][2]

@@ -95,7 +95,9 @@ class KStepLoss:
     ) -> None:
         self.model, self.inputs, self.current, self.name, self.horizon = model, inputs, dict(current), name, horizon
         dense = {key: value.detach() for key, value in model.state_dict().items()}
-        teacher = dense if targets_from == "dense-stream" else {k: current[k] if k in earlier else dense[k] for k in dense}
+        teacher = (
+            dense if targets_from == "dense-stream" else {k: current[k] if k in earlier else dense[k] for k in dense}
+        )
         self.which = dependent_indices(model, inputs, current, name, horizon)
         with torch.no_grad():
             seen = operations(model, inputs, teacher)

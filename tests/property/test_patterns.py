@@ -43,7 +43,9 @@ def scores(shape: tuple[int, ...], seed: int, ties: bool) -> Tensor:
 
 
 @given(pattern=nm_patterns(), data=st.data(), seed=seeds, ties=st.booleans())
-def test_nm_masks_keep_exactly_n_of_every_m_and_the_best(pattern: NM, data: st.DataObject, seed: int, ties: bool) -> None:
+def test_nm_masks_keep_exactly_n_of_every_m_and_the_best(
+    pattern: NM, data: st.DataObject, seed: int, ties: bool
+) -> None:
     shape = data.draw(shapes(channels=pattern.m))
     score = scores(shape, seed, ties)
     mask = pattern.best_mask(score)
@@ -192,7 +194,9 @@ def test_patterns_are_read_back_from_their_text(pattern: NM | Unstructured) -> N
 
 @given(
     rules=st.dictionaries(
-        st.sampled_from(["layer1.*", "head", "block[0-9].conv", "*.fc"]), st.one_of(nm_patterns(), st.none()), min_size=1
+        st.sampled_from(["layer1.*", "head", "block[0-9].conv", "*.fc"]),
+        st.one_of(nm_patterns(), st.none()),
+        min_size=1,
     ),
     default=st.one_of(st.none(), nm_patterns()),
 )

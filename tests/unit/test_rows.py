@@ -144,7 +144,9 @@ def test_conjugate_gradients_take_over_where_factors_are_too_large(monkeypatch: 
 def test_the_whole_run_agrees_without_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> Tensor:
         recipe = LEAST_SQUARES.replace(ridge=1e-6)
-        return prune(make("mlp"), data(6), "2:4", layers="2", recipe=recipe, progress=False).model.get_parameter("2.weight")
+        return prune(make("mlp"), data(6), "2:4", layers="2", recipe=recipe, progress=False).model.get_parameter(
+            "2.weight"
+        )
 
     exact = run()
     monkeypatch.setattr(rows, "_MAX_FLOPS", {"cpu": 1.0})

@@ -177,7 +177,9 @@ def test_newton_stops_at_a_stationary_point() -> None:
     objective = Quadratic(matrix, rhs_of(matrix))
     options = NewtonOptions(5, CGOptions(50, absolute_tolerance=1e-6))
     ones = torch.ones(4, dtype=torch.bool)
-    found = newton(objective, lambda w, s: System(matrix.__matmul__), torch.zeros(4, dtype=torch.float64), ones, options)
+    found = newton(
+        objective, lambda w, s: System(matrix.__matmul__), torch.zeros(4, dtype=torch.float64), ones, options
+    )
     assert found.outcome is NewtonOutcome.CONVERGED
     assert found.gradient_norm <= 1e-6
     again = newton(objective, lambda w, s: System(matrix.__matmul__), objective.minimum, ones, options)
@@ -214,7 +216,11 @@ def test_a_rejected_step_is_never_kept() -> None:
     objective = Quadratic(torch.eye(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64))
     start = torch.ones(3, dtype=torch.float64)
     found = newton(
-        objective, lambda w, s: System(lambda v: 1e-6 * v), start, torch.ones(3, dtype=torch.bool), NewtonOptions(3, EXACT)
+        objective,
+        lambda w, s: System(lambda v: 1e-6 * v),
+        start,
+        torch.ones(3, dtype=torch.bool),
+        NewtonOptions(3, EXACT),
     )
     assert found.outcome is NewtonOutcome.NO_DECREASE
     assert torch.equal(found.weight, start)
@@ -255,9 +261,7 @@ def test_newton_keeps_the_start_where_the_loss_is_not_finite() -> None:
 def test_negative_curvature_is_counted_and_the_loss_still_falls() -> None:
     objective = Quadratic(torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
     start = torch.ones(2, dtype=torch.float64)
-    found = newton(
-        objective, lambda w, s: System(lambda v: -v), start, start.bool(), NewtonOptions(2, CGOptions(5))
-    )
+    found = newton(objective, lambda w, s: System(lambda v: -v), start, start.bool(), NewtonOptions(2, CGOptions(5)))
     assert found.negative_curvature >= 1
     assert found.loss < found.loss_before
 

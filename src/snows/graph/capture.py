@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import CaptureError, InputError
 from .layers import Layer, find_layers, layer_name
 from .operations import (
+    BILINEAR,
     CONVOLUTION,
     LINEAR,
     PRODUCT,
@@ -401,7 +402,7 @@ def _indirect_weights(calls: list[Node], names: dict[Node, str]) -> dict[str, st
             reason, weights = _TRANSFORMED, sources[1:2]
         elif node.target in TRANSPOSED_CONVOLUTION:
             reason, weights = _TRANSPOSED, sources[1:2]
-        elif node.target in PRODUCT:
+        elif node.target in PRODUCT | BILINEAR:
             reason, weights = _MULTIPLIED, sources
         elif node.target in RECURRENT:
             reason, weights = _RECURRENT, sources
@@ -435,11 +436,12 @@ def _size(size: Any) -> int:
 
 
 def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
-    """Learn how each operation's output is laid out over samples: reversing the inputs must reverse the outputs."""
+    """Learn how each operation's output is laid out over samples: rotating the inputs must rotate the outputs."""
     samples = _CAPTURED_SAMPLES + 1
-    backwards = [leaf.flip(0) if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in leaves]
+    # rotated, not reversed: three samples made of two different ones read the same in both directions
+    rotated = [leaf.roll(1, 0) if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in leaves]
     with torch.no_grad():
-        forth, back = (graph.run_operations(batch) for batch in (leaves, backwards))
+        before, after = (graph.run_operations(batch) for batch in (leaves, rotated))
     for node in graph.operations:
         layouts = [
             SampleLayout(axis, inner)
@@ -451,8 +453,8 @@ def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
             (
                 layout
                 for layout in layouts
-                if forth[node.name].shape[layout.axis] % samples == 0
-                and _close(layout.split(forth[node.name], samples).flip(0), layout.split(back[node.name], samples))
+                if before[node.name].shape[layout.axis] % samples == 0
+                and _close(layout.split(before[node.name], samples).roll(1, 0), layout.split(after[node.name], samples))
             ),
             None,
         )
@@ -501,9 +503,16 @@ def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, 
     name = type(model).__name__
     args, kwargs = batch
     with torch.no_grad():
-        expected, again = (
-            [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)] for _ in range(2)
-        )
+        try:
+            expected, again = (
+                [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
+                for _ in range(2)
+            )
+        except Exception as error:  # whatever the user's own forward raises
+            raise CaptureError(
+                f"{name} runs on {_CAPTURED_SAMPLES} samples but not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
+                "take sizes from the input's shape instead of constants"
+            ) from error
         if any(not torch.equal(a, b) for a, b in zip(expected, again, strict=True)):
             raise CaptureError(
                 f"{name} gives different outputs for the same input in eval mode (dropout always on, or noise); "

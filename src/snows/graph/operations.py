@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
@@ -27,6 +28,7 @@ TRANSPOSED_CONVOLUTION = _overloads("conv_transpose1d", "conv_transpose2d", "con
 LINEAR = _overloads("linear")
 FUSED_ATTENTION = _overloads("scaled_dot_product_attention")
 PRODUCT = _overloads("matmul", "bmm", "mm", "addmm", "baddbmm", "einsum")
+BILINEAR = _overloads("bilinear")
 RECURRENT = _overloads("lstm", "gru", "rnn_tanh", "rnn_relu")
 SOFTMAX = _overloads("softmax", "_softmax", "_safe_softmax")
 RECTIFIER = _overloads("relu", "relu6", "hardtanh", "leaky_relu", "clamp", "clamp_min", "prelu", "threshold")
@@ -90,7 +92,8 @@ def is_piecewise_linear(node: Node, varying: set[Node]) -> bool:
     """
     if node.target in _LINEAR_PIECES:
         return True
-    moving = [argument for argument in node.all_input_nodes if argument in varying]
+    arguments = pytree.tree_leaves((node.args, node.kwargs))  # a product of a value with itself has it twice
+    moving = [argument for argument in arguments if isinstance(argument, Node) and argument in varying]
     if node.target in _LINEAR_IN_ONE:
         return len(moving) <= 1
     if node.target in _overloads("div"):

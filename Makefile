@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test test-all lint format docs-table clean
+
+demo: $(INSTALLED)  ## prune the embedded ResNet20 to 1:4
+	$(BIN)/snows prune
+
+test: $(INSTALLED) lint  ## lint, types, import rules and the default tests
+	$(BIN)/python -m pytest
+
+test-all: $(INSTALLED)  ## also the slow tests, on models of torchvision, timm and transformers
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,models]'
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs-table: $(INSTALLED)  ## write the README's tables from benchmarks/results
+	$(BIN)/python benchmarks/tables.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
