@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py --shared ../shared --device cuda
     python benchmarks/accuracy.py --only resnet20-1of4 --seeds 0
 
-One JSON file a case under benchmarks/results; a case whose file exists is not run again (remove the file to do so), so a
-long run can be split. Shortcuts, the first layer and the classifier stay dense. A seed is an order of the calibration
+One JSON file a case under benchmarks/results; a case whose file exists is not run again (remove the file to do so), so
+a long run can be split. Shortcuts, the first layer and the classifier stay dense. A seed is an order of the calibration
 samples. Test images decide nothing: recipes are chosen on calibration data alone.
 """
 

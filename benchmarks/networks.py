@@ -100,7 +100,8 @@ def load_network(name: str, shared: Path) -> nn.Module:
     model = make()
     state = {key: value.float() for key, value in load_file(shared / "checkpoints" / file).items()}
     missing, unexpected = model.load_state_dict(state, strict=False)
-    assert not unexpected and all(key.endswith("num_batches_tracked") for key in missing), (missing, unexpected)
+    assert not unexpected, unexpected
+    assert all(key.endswith("num_batches_tracked") for key in missing), missing
     return model.eval()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import HealthCheck, settings
 
-# Networks this small are slower on more threads, and on a busy machine by a factor of ten: the threads wait for each other.
+# Networks this small are slower on more threads, on a busy machine fifty times: the threads wait for each other.
 torch.set_num_threads(1)
 # A deadline would fail on a busy machine; derandomized examples make a failure repeatable by anyone.
 settings.register_profile(

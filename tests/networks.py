@@ -1,7 +1,7 @@
 """Tiny networks, one for each thing that a graph can have. All are random, in eval mode and in float64.
 
-Every counted operation (convolution, linear, activation, layer norm, attention) is a module of its own, so that an oracle
-can watch it with forward hooks.
+Every counted operation (convolution, linear, activation, layer norm, attention) is a module of its own, so that
+an oracle can watch it with forward hooks.
 """
 
 from __future__ import annotations

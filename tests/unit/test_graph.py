@@ -55,15 +55,13 @@ def test_every_layer_is_found_in_order(name: str) -> None:
             assert layer.stride == module.stride
             assert layer.dilation == module.dilation
             assert layer.groups == module.groups
-            if isinstance(module.padding, tuple):
-                assert layer.padding == module.padding
-            elif isinstance(layer.padding, str):
+            if isinstance(module.padding, tuple) or isinstance(layer.padding, str):
                 assert layer.padding == module.padding
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_patches_times_weight_is_the_layer(name: str) -> None:
-    model, graph = captured(name)
+    _, graph = captured(name)
     dense = Stream(graph, graph.parameters, [batch_of(graph, name, 3)], (3,))
     for layer in (layer for layer in graph.layers if layer.refusal is None):
         dense.advance(layer.position)

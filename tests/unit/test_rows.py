@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import snows.rows as rows
-from snows.api import prune
+from snows import Recipe, prune
 from snows.errors import InputError
-from snows.recipe import Recipe
 from snows.rows import Moments, RowBlocks, RowPreconditioner
 from snows.solver import NewtonOutcome
 
