@@ -137,8 +137,9 @@ def _own_world(device: torch.device | str | None) -> Iterator[None]:
         place = None if device is None else torch.device(device)
     except RuntimeError as error:
         raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+    cuda = place is not None and place.type == "cuda" and torch.cuda.is_available()
     with (
-        torch.random.fork_rng(devices=[place] if place is not None and place.type == "cuda" else []),
+        torch.random.fork_rng(devices=[place] if cuda else []),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):

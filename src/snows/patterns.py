@@ -78,7 +78,7 @@ class Unstructured:
             raise ArgumentError(f"Unstructured: spread is {self.spread!r}; expected 'global', 'uniform' or None")
 
     def __str__(self) -> str:
-        return f"{self.sparsity:g}" + (f" {self.spread}" if self.spread else "")
+        return f"{self.sparsity}" + (f" {self.spread}" if self.spread else "")
 
     def refusal(self, shape: torch.Size) -> str | None:
         return None
@@ -126,16 +126,17 @@ def parse_pattern(text: object) -> Pattern | None:
         if not 0 < n < m:
             raise ArgumentError(f"pattern {text!r}: N:M keeps N of every M weights, so 0 < N < M is needed")
         return NM(n, m)
+    number, _, spread = text.strip().partition(" ") if isinstance(text, str) else (text, "", "")
     try:
-        sparsity = float(text)  # type: ignore[arg-type]  # whatever is no number is refused below
+        sparsity = float(number)  # type: ignore[arg-type]  # whatever is no number is refused below
     except (TypeError, ValueError):
         sparsity = math.nan
-    if not 0 < sparsity < 1:
+    if not 0 < sparsity < 1 or spread not in ("", "global", "uniform"):
         raise ArgumentError(
             f"pattern {text!r} is not understood; expected 'N:M' (N kept of every M, such as '2:4'), "
-            "a sparsity between 0 and 1 (such as 0.7), snows.NM or snows.Unstructured"
+            "a sparsity between 0 and 1 (such as 0.7, or '0.7 uniform'), snows.NM or snows.Unstructured"
         )
-    return Unstructured(sparsity)
+    return Unstructured(sparsity, spread or None)  # type: ignore[arg-type]  # one of the two, see above
 
 
 @dataclass(frozen=True)

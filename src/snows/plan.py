@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from torch import Tensor
 
@@ -39,12 +40,13 @@ class Plan:
 def make_plan(
     graph: Graph,
     patterns: PatternRules | None,
-    horizon: int | None,
+    horizon: int | Literal["auto", "paper"],
     layers: Names = None,
     exclude: Names = None,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Plan:
     """Decide for every layer of the graph. `masks`, where given, say which layers are pruned."""
+    depth = {"auto": default_horizon, "paper": paper_horizon}[horizon](graph) if isinstance(horizon, str) else horizon
     wanted, unwanted = _globs(layers, "layers"), _globs(exclude, "exclude")
     _check_globs(graph, wanted, unwanted, patterns)
     pruned: list[PlannedLayer] = []
@@ -57,8 +59,7 @@ def make_plan(
         if reason is not None:
             dense.append((layer, reason))
             continue
-        depth = len(graph.operations_after(layer)) - 1
-        pruned.append(PlannedLayer(layer, pattern, min(paper_horizon(graph) if horizon is None else horizon, depth)))
+        pruned.append(PlannedLayer(layer, pattern, min(depth, len(graph.operations_after(layer)) - 1)))
     if not pruned:
         raise InputError(
             "no layer can be pruned: "
@@ -69,17 +70,26 @@ def make_plan(
     return Plan(tuple(pruned), tuple(dense))
 
 
+def default_horizon(graph: Graph) -> int:
+    """K by kind of network: as deep as still paid on held-out calibration data, for what a pass costs."""
+    if any(is_attention(node) for node in graph.operations):
+        return 12
+    return 4 if _takes_large_images(graph) else 16
+
+
 def paper_horizon(graph: Graph) -> int:
     """K by architecture family, from the paper's hyperparameter table."""
-    attentions = sum(is_attention(node) for node in graph.operations)
-    if attentions:
+    if any(is_attention(node) for node in graph.operations):
         return 3  # ViT-B/16
     if any(layer.groups > 1 for layer in graph.layers):
         return 60  # MobileNet
-    large_images = any(node.meta["bytes"] >= 4 * 3 * 128 * 128 for node in graph.inputs)
-    if large_images:
+    if _takes_large_images(graph):
         return 30  # ResNet50, ImageNet
     return 40 if len(graph.layers) < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
+
+
+def _takes_large_images(graph: Graph) -> bool:
+    return any(node.meta["bytes"] >= 4 * 3 * 128 * 128 for node in graph.inputs)
 
 
 def _globs(given: Names, argument: str) -> tuple[str, ...]:

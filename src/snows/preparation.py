@@ -76,8 +76,11 @@ def _working_copy(model: nn.Module, device: torch.device | str | None) -> tuple[
 
 
 def _copy(model: nn.Module) -> nn.Module:
+    # Reparametrized modules hold tensors that are results, not leaves, which deepcopy refuses: those are cloned.
+    results = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code
         raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
 

@@ -18,7 +18,8 @@ SCHEMA = 1
 class Recipe:
     """How kept weights are re-adjusted. `DEFAULT` is the best we know; `PAPER` is the paper as written.
 
-    horizon             K, the operations beyond the layer whose outputs are preserved; None: as in the paper
+    horizon             K, the operations beyond the layer whose outputs are preserved; "auto" and "paper": by the kind
+                        of network, from our own measurements or from the paper's table
     sweeps              passes over all layers; from the second on, every other layer is already pruned
     targets             "dense-stream": the dense network's own activations;
                         "dense-weights": dense weights applied to the pruned network's activations (the paper)
@@ -35,8 +36,8 @@ class Recipe:
     minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
     """
 
-    horizon: int | None = 8
-    sweeps: int = 3
+    horizon: int | Literal["auto", "paper"] = "auto"
+    sweeps: int = 2
     targets: Literal["dense-stream", "dense-weights"] = "dense-stream"
     normalization: Normalization = "variance"
     curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "auto"
@@ -44,34 +45,20 @@ class Recipe:
     preconditioner: Literal["rows"] | None = "rows"
     ridge: float = 1e-6
     newton_steps: int = 1
-    cg_steps: int = 15
+    cg_steps: int = 30
     cg_absolute_tolerance: float = 0.0
-    cg_relative_tolerance: float = 1e-2
+    cg_relative_tolerance: float = 1e-3
     damping: float = 0.0
     relative_damping: float = 1e-3
     armijo: float = 1e-5
-    product_samples: int | None = 500
+    product_samples: int | None = 1000
     minibatch: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in _CHOICES and value not in _CHOICES[field.name]:
-                expected = ", ".join(repr(choice) for choice in _CHOICES[field.name])
-                raise ArgumentError(f"recipe: {field.name} is {value!r}; expected one of {expected}")
-            if field.name not in _CHOICES:
-                least = 1 if field.name in _AT_LEAST_ONE else 0
-                optional = "None" in str(field.type)
-                whole = "int" in str(field.type)
-                good = (value is None and optional) or (
-                    isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value >= least
-                )
-                if not good:
-                    kind = "a whole number" if whole else "a number"
-                    raise ArgumentError(
-                        f"recipe: {field.name} is {value!r}; expected {kind} of at least {least}"
-                        + (" or None" if optional else "")
-                    )
+            problem = _problem(field.name, str(field.type), getattr(self, field.name))
+            if problem is not None:
+                raise ArgumentError(f"recipe: {field.name} is {getattr(self, field.name)!r}; expected {problem}")
 
     def replace(self, **changes: Any) -> Recipe:
         unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
@@ -101,12 +88,28 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "start": ("closed-form", "masked"),
     "preconditioner": ("rows", None),
 }
+_NAMED_HORIZONS = ("auto", "paper")
 _AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch"}
+
+
+def _problem(name: str, type_: str, value: object) -> str | None:
+    """What a field should have been; None if it is fine."""
+    if name in _CHOICES:
+        choices = _CHOICES[name]
+        return None if value in choices else "one of " + ", ".join(repr(choice) for choice in choices)
+    if (name == "horizon" and value in _NAMED_HORIZONS) or (value is None and "None" in type_):
+        return None
+    least, whole = int(name in _AT_LEAST_ONE), "int" in type_
+    if isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and value >= least:
+        return None
+    extra = ", 'auto' or 'paper'" if name == "horizon" else " or None" if "None" in type_ else ""
+    return f"{'a whole number' if whole else 'a number'} of at least {least}{extra}"
+
 
 DEFAULT = Recipe()
 
 PAPER = Recipe(
-    horizon=None,  # its hyperparameter table, by architecture family
+    horizon="paper",  # its hyperparameter table, by architecture family
     sweeps=1,  # Algorithm 3
     targets="dense-weights",  # Y = f(X, W) on the cascaded inputs X, below Equation (3)
     normalization="mean",  # its code averages each operation's error; its lambda and tolerance are tuned to that
@@ -124,7 +127,7 @@ PAPER = Recipe(
 )
 
 # For the embedded network on a laptop: one short pass.
-EMBEDDED = DEFAULT.replace(horizon=6, sweeps=1, cg_steps=10, product_samples=500)
+EMBEDDED = DEFAULT.replace(horizon=6, sweeps=1, cg_steps=10, cg_relative_tolerance=1e-2, product_samples=500)
 
 
 def as_recipe(given: object) -> Recipe:

@@ -86,14 +86,14 @@ def timm_mixer(name: str, mlp_ratio: Any, **layers: str) -> Architecture:
 
 def hf_model(
     name: str, data: Callable[[], Any], kind: str = "ForImageClassification", fast: bool = False,
-    refused: str | None = None, **options: Any,
+    refused: str | None = None, label: str = "", **options: Any,
 ) -> Architecture:  # fmt: skip
     def build(transformers: Any) -> nn.Module:
         config = getattr(transformers, f"{name}Config")(**options)
         model: nn.Module = getattr(transformers, f"{name}{kind}")(config)
         return model
 
-    return Architecture(name, "transformers", build, data, fast, refused)
+    return Architecture(f"{name}{label}", "transformers", build, data, fast, refused)
 
 
 def hf_images(size: int) -> Callable[[], Tensor]:
@@ -167,9 +167,9 @@ ARCHITECTURES = [
         "ResNet", hf_images(32), embedding_size=16, hidden_sizes=[32, 32, 64, 64], depths=[1, 1, 2, 1],
         num_labels=CLASSES,
     ),
-    # At its default range, activations of the untrained network vanish below the smallest float.
+    # At their default range, activations of these two untrained networks vanish below the smallest float.
     hf_model("MobileNetV1", hf_images(64), depth_multiplier=0.5, initializer_range=0.2, num_labels=CLASSES),
-    hf_model("MobileNetV2", hf_images(64), depth_multiplier=0.5, num_labels=CLASSES),
+    hf_model("MobileNetV2", hf_images(64), depth_multiplier=0.5, initializer_range=0.2, num_labels=CLASSES),
     hf_model(
         "Pvt", hf_images(64), image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32],
         num_attention_heads=[1, 2, 2, 4], num_labels=CLASSES,
@@ -186,7 +186,7 @@ ARCHITECTURES = [
     ),
     hf_model(
         "Llama", lambda: tokens(12, 64), "ForCausalLM", refused="used in 2 places", use_cache=False,
-        num_key_value_heads=2, tie_word_embeddings=True, **LANGUAGE,
+        num_key_value_heads=2, label="Tied", tie_word_embeddings=True, **LANGUAGE,
     ),
     hf_model(
         "Qwen3", lambda: tokens(12, 64), "ForCausalLM", use_cache=False, num_key_value_heads=1, head_dim=16, **LANGUAGE

@@ -510,7 +510,7 @@ def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, 
             )
         except Exception as error:  # whatever the user's own forward raises
             raise CaptureError(
-                f"{name} runs on {_CAPTURED_SAMPLES} samples but not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
+                f"{name} runs on {_CAPTURED_SAMPLES} samples, not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
                 "take sizes from the input's shape instead of constants"
             ) from error
         if any(not torch.equal(a, b) for a, b in zip(expected, again, strict=True)):
