@@ -92,6 +92,7 @@ def prune(
         _reset_peak_memory(world.device)
         given, method = _read_mask(mask, rules, world)
         plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude, given)
+        plan.require_layers()
         choice = _choose_masks(given, method, world, plan, seed)
         solves: dict[str, list[SolveReport]] = {planned.layer.name: [] for planned in plan.pruned}
         if solver is None and not isinstance(method, LayerMethod):

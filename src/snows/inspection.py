@@ -45,7 +45,7 @@ class Inspection:
 
     @property
     def memory_bytes(self) -> int:
-        return max(layer.memory_bytes for layer in self.layers)
+        return max((layer.memory_bytes for layer in self.layers), default=0)
 
 
 def inspect(

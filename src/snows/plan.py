@@ -32,6 +32,12 @@ class Plan:
     pruned: tuple[PlannedLayer, ...]  # in order of execution
     dense: tuple[tuple[Layer, str], ...]  # each with the reason
 
+    def require_layers(self) -> None:
+        if not self.pruned:
+            reasons = [f"{layer.name}: {reason}" for layer, reason in self.dense]
+            more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
+            raise InputError(f"no layer can be pruned: {'; '.join(reasons[:8]) or 'the model has no layers'}{more}")
+
     @property
     def patterns(self) -> dict[str, Pattern]:
         return {p.layer.parameter: p.pattern for p in self.pruned if p.pattern is not None}
@@ -60,12 +66,6 @@ def make_plan(
             dense.append((layer, reason))
             continue
         pruned.append(PlannedLayer(layer, pattern, min(depth, len(graph.operations_after(layer)) - 1)))
-    if not pruned:
-        raise InputError(
-            "no layer can be pruned: "
-            + ("; ".join(f"{layer.name}: {reason}" for layer, reason in dense[:8]) or "the model has no layers")
-            + (f"; and {len(dense) - 8} more" if len(dense) > 8 else "")
-        )
     pruned.sort(key=lambda p: p.layer.position)
     return Plan(tuple(pruned), tuple(dense))
 

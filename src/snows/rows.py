@@ -94,7 +94,7 @@ class RowBlocks:
         weight = weight * self.kept
         residual = self._cross_rows(cross) - self._apply_gram(weight.to(self.gram.dtype))
         residual = residual * self.kept
-        options = CGOptions(max_steps=50, relative_tolerance=1e-12 if self.exact else 1e-4)
+        options = CGOptions(max_steps=15 if self.exact else 50, relative_tolerance=1e-12 if self.exact else 1e-4)
         damping = self.relative_damping * self.mean_diagonal
         product: Product = lambda v: self._apply_gram(v) * self.kept  # noqa: E731
         change = conjugate_gradient(product, residual, options, self.solve, damping).solution
