@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 from rich.console import Console
@@ -30,13 +30,14 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="snows",
     help="Prune a trained network without retraining and without labels.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
 EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
+_INTERRUPTED = 130
+_UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings, or of the one beside it
 
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  # typer reads this at run time
@@ -112,10 +113,15 @@ ConfigOption = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def _top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _top(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
     if version:
         print(f"snows {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -154,28 +160,32 @@ def prune(
         refuse_existing(out)
     setting = Setting.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = setting.recipe(recipe)
-    wanted = pattern or (None if mask == "weights" or mask.endswith(".safetensors") else setting.default_pattern)
+    if pattern is None and mask != "weights" and not mask.endswith(".safetensors"):
+        pattern = setting.default_pattern
     with setting.step("reading the model and the data"):
         dense, read = setting.model(), setting.data()
     common: dict[str, Any] = {
         "mask": _read_masks(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": setting.device,
     }  # fmt: skip
-    rows: list[dict[str, Any]] = []
+    rows = []
+    if read.test is not None:
+        with setting.step("evaluating the dense network"):  # first, so that what does not fit is said before the work
+            rows = [{"network": "dense", **_figures(dense, read, dense)}]
     with setting.step("pruning with the mask alone"):
-        mask_only = run(dense, read.calibration, wanted, solver=None, progress=False, **common)
+        mask_only = run(dense, read.calibration, pattern, solver=None, progress=False, **common)
     show = not (quiet or as_json)
     if setting.is_embedded and horizon is None:
         light = chosen.replace(sweeps=1)
-        layerwise = run(dense, read.calibration, wanted, recipe=light, horizon=0, progress=show, **common)
+        layerwise = run(dense, read.calibration, pattern, recipe=light, horizon=0, progress=show, **common)
     else:
         layerwise = None
-    result = run(dense, read.calibration, wanted, recipe=chosen, horizon=horizon, progress=show, **common)
-    networks = [("dense", dense), ("mask only", mask_only.model)]
+    result = run(dense, read.calibration, pattern, recipe=chosen, horizon=horizon, progress=show, **common)
+    networks = [("mask only", mask_only.model)]
     networks += [("layer-wise (K=0)", layerwise.model)] if layerwise else []
     networks += [(f"SNOWS (K={chosen.horizon if horizon is None else horizon})", result.model)]
     if read.test is not None:
         with setting.step("evaluating"):
-            rows = [{"network": name, **_figures(network, read, dense)} for name, network in networks]
+            rows += [{"network": name, **_figures(network, read, dense)} for name, network in networks]
     result.report.evaluation = rows
     result = _with_source(result, setting.model_name)
     if out is not None:
@@ -207,6 +217,7 @@ def evaluate(
     """
     from copy import deepcopy
 
+    from .report import finite
     from .storage import load
 
     setting = Setting.read(model, data, weights, samples, seed, config, device, quiet or as_json)
@@ -224,9 +235,9 @@ def evaluate(
     with setting.step("evaluating"):
         rows = [{"network": name, **_figures(net, read, dense if pruned else None)} for name, net in networks]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(finite(rows), indent=2))
     elif not quiet:
-        Console().print(_evaluation_table(rows, len(read.test)))
+        _console().print(_evaluation_table(rows, len(read.test)))
 
 
 @app.command()
@@ -257,8 +268,9 @@ def inspect(
     with setting.step("reading and capturing the model"):
         network = setting.model(pretrained=setting.is_embedded)
         calibration = setting.data().calibration if setting.data_name else setting.random_images()
+        wanted = setting.default_pattern if pattern is None else pattern
         found = look(
-            network, calibration, pattern or setting.default_pattern, layers=layers, exclude=exclude, horizon=horizon,
+            network, calibration, wanted, layers=layers, exclude=exclude, horizon=horizon,
             recipe=setting.recipe(recipe), samples=setting.samples, device=setting.device,
         )  # fmt: skip
     if as_json:
@@ -338,7 +350,10 @@ class Setting:
         if name.endswith(".json"):
             if not Path(name).is_file():
                 raise InputError(f"there is no file {name}")
-            chosen = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
+            try:
+                chosen = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"{name} cannot be read: {error}") from error
         else:
             chosen = EMBEDDED if name == "default" and self.is_embedded else as_recipe(name)
         return chosen.replace(**self.config.get("recipe", {}))
@@ -369,6 +384,8 @@ class Setting:
                 raise ArgumentError(f"--config: [data] {key} is {value!r}; expected a number or a list of numbers")
             return tuple(float(v) for v in values)
 
+        if ("mean" in given) != ("std" in given):
+            raise ArgumentError("--config: [data] has one of mean and std; expected both or neither")
         size = given.get("size", 224)
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise ArgumentError(f"--config: [data] size is {size!r}; expected a whole number of pixels")
@@ -382,6 +399,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ArgumentError(f"--config: {path} is not valid TOML: {error}") from error
     unknown = set(config) - {"data", "recipe"}
@@ -418,20 +437,19 @@ def _print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -
         return
     if quiet:
         return
-    console = Console()
+    console = _console()
     if report.evaluation:
         console.print(_evaluation_table(report.evaluation, None))
     console.print(
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
-        highlight=False,
     )
     for layer in report.dense_layers:
-        console.print(f"  left dense: {layer.name}: {layer.reason}", highlight=False, markup=False)
+        console.print(f"  left dense: {layer.name}: {layer.reason}")
     if out is None:
-        console.print("Nothing was saved: pass --out DIR to keep the result.", highlight=False)
+        console.print("Nothing was saved: pass --out DIR to keep the result.")
     else:
-        console.print(f"Saved to {out}", highlight=False, markup=False)
+        console.print(f"Saved to {out}")
 
 
 def _evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
@@ -448,7 +466,7 @@ def _evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
 
 
 def _print_inspection(found: Inspection) -> None:
-    console = Console()
+    console = _console()
     table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
     for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
         table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
@@ -463,26 +481,38 @@ def _print_inspection(found: Inspection) -> None:
     console.print(
         f"estimates for {found.sweeps} sweeps: {found.memory_bytes / 2**30:.1f} GiB at the peak, "
         f"{found.seconds:.0f} s here",
-        highlight=False,
     )
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, SnowsWarning):
-        print(f"warning: {message}", file=sys.stderr)
+def _console() -> Console:
+    """Names of layers and files are printed as they are, not read as markup."""
+    return Console(markup=False, highlight=False)
 
 
 def main() -> None:
     """Run the command line; every failure on purpose is one sentence on standard error."""
-    warnings.showwarning = _show_warning  # what libraries warn of is not for users
+    said: set[str] = set()  # several runs of one command warn of the same thing
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if issubclass(category, SnowsWarning) and str(message) not in said:  # what libraries warn of is not for users
+            said.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = show
     try:
-        app()
+        status = app(standalone_mode=False)
     except SnowsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ArgumentError) else 1)
-    except KeyboardInterrupt:
+        _fail(str(error), 2 if isinstance(error, ArgumentError) else 1)
+    except _UsageError as error:
+        _fail(f"{error.format_message()} (see `snows --help`)", 2)
+    if status == _INTERRUPTED:
         print("interrupted; nothing was saved", file=sys.stderr)
-        sys.exit(130)
+    sys.exit(status)
+
+
+def _fail(sentence: str, status: int) -> NoReturn:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

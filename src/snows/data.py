@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import warnings
 import zipfile
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, Subset
 
 from . import embedded
 from .errors import ArgumentError, InputError, SnowsWarning
@@ -58,7 +61,7 @@ def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None 
         mean, std = _normalization(config, "npz")
         return _split(*read_npz(Path(rest), mean, std), samples, seed)
     if kind.endswith(".py") and rest:
-        return _from_factory(call_factory(kind, rest), samples)
+        return _from_factory(call_factory(kind, rest), samples, name)
     raise ArgumentError(f"data {name!r} is not known; expected {HELP}")
 
 
@@ -73,22 +76,63 @@ def _split(x: Tensor, y: Tensor | None, samples: int, seed: int | None) -> Data:
     return Data(x[:samples], rest, None if y is None else y[samples : samples + _TEST_SAMPLES])
 
 
-def _from_factory(made: Any, samples: int) -> Data:
+def _from_factory(made: Any, samples: int, name: str) -> Data:
     """A tensor, Dataset or DataLoader to calibrate on; or (calibration, test inputs[, test labels])."""
-    if isinstance(made, tuple) and 2 <= len(made) <= 3:
-        labels = made[2] if len(made) == 3 else None
-        return Data(made[0], made[1], labels)
-    return Data(made[:samples] if isinstance(made, Tensor) else made)
+    if isinstance(made, Tensor):
+        return _split(made, None, samples, seed=None)
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
+        return Data(_first(made, samples))
+    for what, value in zip(("test inputs", "test labels"), made[1:], strict=False):
+        if not isinstance(value, Tensor):
+            raise InputError(f"{name} gave {what} that are a {type(value).__name__}; expected a tensor")
+    return Data(_first(made[0], samples), *made[1:])
+
+
+def _first(calibration: Any, samples: int) -> Any:
+    """The first samples of whatever can calibrate; what cannot is refused later."""
+    if isinstance(calibration, Tensor | Mapping):
+        return _rows(calibration, samples)
+    if isinstance(calibration, Dataset) and hasattr(calibration, "__len__"):
+        return Subset(calibration, range(min(samples, len(calibration))))
+    if isinstance(calibration, Iterable) and not isinstance(calibration, Iterator | str | bytes):
+        return _FirstBatches(calibration, samples)
+    return calibration
+
+
+@dataclass(frozen=True)
+class _FirstBatches:
+    """Batches up to a number of samples; the last one is cut."""
+
+    batches: Iterable[Any]
+    samples: int
+
+    def __iter__(self) -> Iterator[Any]:
+        left = self.samples
+        for batch in self.batches:
+            sizes = [len(leaf) for leaf in pytree.tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim]
+            yield _rows(batch, left)
+            left -= sizes[0] if sizes else 0
+            if left <= 0:
+                return
+
+
+def _rows(batch: Any, count: int) -> Any:
+    return pytree.tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, batch)
 
 
 def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor | None]:
     """Normalized images (n, channels, height, width) and labels: arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise InputError(f"{path} is a single array; expected an npz file with named ones (numpy.savez)")
+        with archive:
             arrays = {key: archive[key] for key in archive.files}  # each access reads the array anew
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise InputError(f"{path} cannot be read as npz: {error}") from error
     if {"jpeg", "offsets"} <= set(arrays):
         pixels, labels = _decode(arrays["jpeg"], arrays["offsets"], path), arrays.get("labels")
@@ -98,6 +142,9 @@ def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[T
         raise InputError(
             f"{path} has the arrays {', '.join(arrays) or 'none'}; expected x (and y), or jpeg and offsets"
         )
+    for what, array, kinds in (("samples", pixels, "uif"), ("labels", labels, "ui")):
+        if array is not None and (array.dtype.kind not in kinds or not array.ndim):
+            raise InputError(f"{path}: the {what} are {array.dtype} of shape {array.shape}; expected numbers")
     if labels is not None and len(labels) != len(pixels):
         raise InputError(f"{path} has {len(pixels)} samples and {len(labels)} labels")
     y = None if labels is None else torch.from_numpy(labels.astype(np.int64))
@@ -132,6 +179,11 @@ def _normalization(config: DataConfig, kind: str) -> tuple[tuple[float, ...], tu
 
 def _decode(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
     image = _pillow()
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "ui" or offsets.ndim != 1:
+        raise InputError(
+            f"{path}: jpeg is {jpeg.dtype} and offsets {offsets.dtype}; expected the files' bytes (uint8) in a row, "
+            "and whole numbers: where each begins, and where the last ends"
+        )
 
     def one(i: int) -> np.ndarray:
         try:

@@ -31,7 +31,9 @@ def evaluate(
     outputs = predict(model, x, batch)
     figures: dict[str, float] = {}
     if y is not None:
-        y = y.to(outputs.device)
+        if y.ndim != 1 or y.is_floating_point():
+            raise InputError(f"labels are {y.dtype} of shape {tuple(y.shape)}; expected one whole number per sample")
+        y = y.to(outputs.device, torch.long)
         if int(y.max()) >= outputs.shape[1] or int(y.min()) < 0:
             raise InputError(
                 f"labels go from {int(y.min())} to {int(y.max())}; the network has {outputs.shape[1]} outputs"
@@ -54,24 +56,34 @@ def predict(model: nn.Module, x: Tensor, batch: int = _BATCH) -> Tensor:
     first = next(model.parameters(), None)
     device = first.device if first is not None else x.device
     dtype = first.dtype if first is not None and x.is_floating_point() else x.dtype
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
-            return torch.cat([logits(model(part.to(device, dtype))).float() for part in x.split(batch)])
+            return torch.cat([logits(_run(model, part.to(device, dtype))).float() for part in x.split(batch)])
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
+
+
+def _run(model: nn.Module, x: Tensor) -> Any:
+    try:
+        return model(x)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(
+            f"{type(model).__name__} does not run on the test samples (shape {tuple(x.shape)}): {line}"
+        ) from error
 
 
 def logits(output: Any) -> Tensor:
     """The tensor that holds class scores: the output itself, its `logits`, or its first entry."""
-    if isinstance(output, Tensor):
-        return output
-    found = getattr(output, "logits", None)
+    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if found is None and isinstance(output, Mapping):
         found = next(iter(output.values()), None)
     if found is None and isinstance(output, list | tuple) and output:
         found = output[0]
     if not isinstance(found, Tensor) or found.ndim != 2:
-        raise InputError(f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected")
+        what = f"tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(output).__name__
+        raise InputError(f"the model returns a {what}; class scores (samples x classes) are expected")
     return found

@@ -82,7 +82,10 @@ def call_factory(file: str, function: str) -> Any:
     factory = getattr(_load_module(path), function, None)
     if not callable(factory):
         raise InputError(f"{file} has no function {function!r}")
-    return factory()
+    try:
+        return factory()
+    except Exception as error:  # the user's own code
+        raise InputError(f"{function} of {file} failed: {type(error).__name__}: {error}") from error
 
 
 def _load_module(path: Path) -> ModuleType:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,23 @@ class Report:
         data = dataclasses.asdict(self)
         for entry, layer in zip(data["layers"], self.layers, strict=True):
             entry["sparsity"] = layer.sparsity
-        return {**data, "sparsity": self.sparsity, "network_sparsity": self.network_sparsity}
+        whole = {**data, "sparsity": self.sparsity, "network_sparsity": self.network_sparsity}
+        return {key: finite(value) for key, value in whole.items()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
     def to_html(self, path: str | Path) -> None:
         Path(path).write_text(_html(self), encoding="utf-8")
+
+
+def finite(data: Any) -> Any:
+    """The same data with None for what JSON cannot say: NaN and infinity."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _html(report: Report) -> str:
@@ -146,6 +157,6 @@ def _html(report: Report) -> str:
 
 
 def _short(value: object) -> str:
-    if value is None:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

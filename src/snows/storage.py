@@ -43,15 +43,15 @@ def save(result: Result, directory: Path) -> Path:
         save_file(state, unfinished / MODEL, metadata={"format": "pt", "snows": __version__})
         save_file({name: mask.contiguous() for name, mask in result.masks.items()}, unfinished / MASKS)
         report = {"source": result.source, **result.report.to_dict()}
-        (unfinished / REPORT).write_text(json.dumps(report, indent=2), encoding="utf-8")
+        (unfinished / REPORT).write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
         result.report.to_html(unfinished / PAGE)
         (unfinished / RECIPE).write_text(result.recipe.to_json(), encoding="utf-8")
         unfinished.chmod(0o755)
         if directory.is_dir():
             directory.rmdir()  # it is empty: see above
         os.replace(unfinished, directory)
-    except OSError as error:
-        raise InputError(f"cannot write to {directory}: {error.strerror or error}") from error
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return directory
@@ -81,9 +81,12 @@ def load(directory: str | Path, model: nn.Module | None = None) -> nn.Module:
 
 def _recorded_source(folder: Path) -> str | None:
     try:
-        source = json.loads((folder / REPORT).read_text(encoding="utf-8")).get("source")
-    except (OSError, json.JSONDecodeError) as error:
+        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:  # no JSON, or no text at all
         raise InputError(f"cannot read {folder / REPORT}: {error}") from error
+    if not isinstance(report, dict):
+        raise InputError(f"cannot read {folder / REPORT}: expected a JSON object")
+    source = report.get("source")
     return source if isinstance(source, str) else None
 
 
@@ -99,13 +102,13 @@ def read_state(path: Path) -> dict[str, Tensor]:
         raise InputError(f"cannot read {path}: {error}") from error
     except Exception as error:  # unpickling raises many kinds
         raise InputError(
-            f"{path} is not a file of plain tensors ({str(error).splitlines()[0][:200]}); "
+            f"{path} is not a file of plain tensors ({(str(error) or type(error).__name__).splitlines()[0][:200]}); "
             "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise InputError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), ...)")
     return state
 

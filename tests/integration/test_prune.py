@@ -47,7 +47,7 @@ def check(result: snows.Result, model: nn.Module) -> None:
         for solve in layer.solves:
             if solve.outcome != NewtonOutcome.NOT_ASKED.value:
                 assert solve.loss <= solve.loss_start
-                # The two are the same number where the masked weights are the start, computed with and without gradients.
+                # The same number where the masked weights are the start, computed with and without gradients.
                 assert solve.loss_start <= solve.loss_masked * (1 + 1e-6)
     total = sum(int((~mask).sum()) for mask in result.masks.values())
     assert result.report.sparsity == pytest.approx(total / sum(mask.numel() for mask in result.masks.values()))

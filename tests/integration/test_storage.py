@@ -1,0 +1,286 @@
+"""Prune, save, load: the same outputs, plain files, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import snows
+from snows import InputError
+from snows.recipe import Recipe
+
+from ..networks import call_arguments, example, make
+
+SAMPLES = 16
+QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=3)
+FILES = {"model.safetensors", "masks.safetensors", "report.json", "report.html", "recipe.json"}
+
+
+def quick(model: nn.Module, x: Any, pattern: Any = "2:4", **options: Any) -> snows.Result:
+    return snows.prune(model, x, pattern, **{"recipe": QUICK, "progress": False, **options})
+
+
+@pytest.fixture(scope="module")
+def result() -> snows.Result:
+    return quick(make("mlp"), example("mlp", SAMPLES))
+
+
+def strict(text: str) -> Any:
+    """JSON as the standard has it, without NaN and Infinity."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def outputs(model: nn.Module, inputs: Any) -> Any:
+    args, kwargs = call_arguments(inputs)
+    with torch.no_grad():
+        return model(*args, **kwargs)
+
+
+# What comes back
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv-bn", "residual", "attention", "tied", "two-inputs", "dict-output"])
+def test_a_loaded_model_gives_the_same_outputs_exactly(name: str, tmp_path: Path) -> None:
+    pruned = quick(make(name), example(name, SAMPLES))
+    folder = pruned.save(tmp_path / "out")
+    blank = make(name)
+    for tensor in blank.state_dict().values():
+        tensor.zero_()
+    loaded = snows.load(folder, blank)
+    assert loaded is blank
+    torch.testing.assert_close(loaded.state_dict(), pruned.model.state_dict(), rtol=0, atol=0)
+    x = example(name, 5, seed=9)
+    torch.testing.assert_close(outputs(loaded, x), outputs(pruned.model, x), rtol=0, atol=0)
+    check_folder(folder, pruned)
+
+
+def check_folder(folder: Path, pruned: snows.Result) -> None:
+    assert {path.name for path in folder.iterdir()} == FILES
+    masks = load_file(folder / "masks.safetensors")
+    assert set(masks) == set(pruned.masks)
+    weights = load_file(folder / "model.safetensors")
+    for name, mask in masks.items():
+        assert mask.dtype == torch.bool
+        assert torch.equal(mask, pruned.masks[name])
+        assert not weights[name][~mask].any()
+    assert Recipe.from_json((folder / "recipe.json").read_text(encoding="utf-8")) == pruned.recipe
+    report = strict((folder / "report.json").read_text(encoding="utf-8"))
+    assert report.pop("source") == pruned.source
+    assert report == pruned.report.to_dict() == strict(pruned.report.to_json())
+
+
+def test_half_precision(tmp_path: Path) -> None:
+    model = make("conv-bn").to(torch.bfloat16)
+    pruned = quick(model, example("conv-bn", SAMPLES).float())
+    loaded = snows.load(pruned.save(tmp_path / "out"), make("conv-bn").to(torch.bfloat16))
+    x = example("conv-bn", 5).to(torch.bfloat16)
+    assert torch.equal(outputs(loaded, x), outputs(pruned.model, x))
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values() if tensor.is_floating_point()} == {torch.bfloat16}
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+        model[4].weight = model[0].weight
+        return model
+
+    pruned = quick(tied(), torch.randn(SAMPLES, 4), layers="2")
+    loaded = snows.load(pruned.save(tmp_path / "out"), tied())
+    assert loaded[4].weight is loaded[0].weight
+    torch.testing.assert_close(loaded.state_dict(), pruned.model.state_dict(), rtol=0, atol=0)
+
+
+def test_counters_of_batch_norms_are_kept_and_may_be_missing(tmp_path: Path) -> None:
+    model = make("conv-bn")
+    model[1].num_batches_tracked.fill_(17)
+    pruned = quick(model, example("conv-bn", SAMPLES))
+    folder = pruned.save(tmp_path / "out")
+    assert int(snows.load(folder, make("conv-bn"))[1].num_batches_tracked) == 17
+    state = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in state.items() if "num_batches" not in k}, folder / "model.safetensors")
+    assert int(snows.load(folder, make("conv-bn"))[1].num_batches_tracked) == 0
+
+
+def test_the_recorded_name_rebuilds_the_model(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def make():\n"
+        "    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))\n"
+    )
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    pruned = quick(model, torch.randn(SAMPLES, 4))
+    named = replace(pruned, source=f"{tmp_path / 'net.py'}:make")
+    loaded = snows.load(named.save(tmp_path / "out"))
+    x = torch.randn(3, 4)
+    assert torch.equal(outputs(loaded, x), outputs(pruned.model, x))
+    assert not loaded.training
+
+
+# Reports
+
+
+@pytest.mark.parametrize("mask", ["magnitude", "wanda"])
+def test_reports_of_masks_alone_are_strict_json(mask: str, tmp_path: Path) -> None:
+    """A layer that was never solved has no losses: null, since JSON has no NaN."""
+    pruned = quick(make("mlp"), example("mlp", SAMPLES), mask=mask, solver=None)
+    check_folder(pruned.save(tmp_path / "out"), pruned)
+    layer = strict(pruned.report.to_json())["layers"][0]
+    assert layer["horizon"] is None
+    assert all(solve["loss"] is None for solve in layer["solves"])
+    assert "nan" not in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_figures_that_are_not_finite_are_null(result: snows.Result) -> None:
+    from dataclasses import replace
+
+    report = replace(result.report, evaluation=[{"network": "dense", "kl": float("inf"), "top1": 0.5}])
+    assert strict(report.to_json())["evaluation"] == [{"network": "dense", "kl": None, "top1": 0.5}]
+
+
+class Text(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_shows_names_as_they_are(tmp_path: Path) -> None:
+    name = "<script>alert(1)</script>&amp"
+    model = nn.Sequential()
+    model.add_module("first", nn.Linear(4, 4))
+    model.add_module(name, nn.Linear(4, 4))
+    model.add_module("last", nn.Linear(4, 2))
+    pruned = quick(model.eval(), torch.randn(SAMPLES, 4))
+    assert [layer.name for layer in pruned.report.layers] == [name]
+    pruned.report.evaluation = [{"network": "<b>dense</b>", "top1": 0.5}]
+    pruned.report.warnings.append("<i>odd</i>")
+    page = Text()
+    page.feed((pruned.save(tmp_path / "out") / "report.html").read_text(encoding="utf-8"))
+    assert {name, "<b>dense</b>", "<i>odd</i>"} <= set(page.text)
+    assert not page.tags & {"script", "b", "i"}
+    assert {"first", "last"} <= set(page.text)  # and the layers left dense
+    check_folder(tmp_path / "out", pruned)
+
+
+# Folders
+
+
+def test_a_new_folder_below_new_folders(result: snows.Result, tmp_path: Path) -> None:
+    folder = result.save(str(tmp_path / "a" / "b" / "out"))
+    assert folder == tmp_path / "a" / "b" / "out"
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert stat.S_IMODE(folder.stat().st_mode) & 0o700 == 0o700
+
+
+def test_an_empty_folder_is_taken(result: snows.Result, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    result.save(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "result"])
+def test_what_exists_is_refused_and_left_as_it_was(kind: str, result: snows.Result, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if kind == "file":
+        out.write_text("mine")
+    elif kind == "folder":
+        out.mkdir()
+        (out / "note.txt").write_text("mine")
+    else:
+        result.save(out)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=r"out exists and is not empty; choose another folder or remove it first$"):
+        result.save(out)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("step", ["save_file", "to_html"])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_failure_leaves_nothing_behind(
+    step: str, there: bool, result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("snows.storage.save_file" if step == "save_file" else "snows.report.Report.to_html", full)
+    if there:
+        (tmp_path / "out").mkdir()
+    with pytest.raises(InputError, match=r"^cannot write to .*out: No space left on device$"):
+        result.save(tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
+
+
+def test_a_parent_that_is_a_file(result: snows.Result, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=r"^cannot write to "):
+        result.save(tmp_path / "file" / "out")
+
+
+# Loading what does not fit
+
+
+def test_loading_without_a_name_and_without_a_model_is_refused(result: snows.Result, tmp_path: Path) -> None:
+    result.save(tmp_path / "out")
+    with pytest.raises(
+        InputError, match=r"out does not record which model it was made from; pass load\(\.\.\., model="
+    ):
+        snows.load(tmp_path / "out")
+
+
+def test_loading_into_a_wrong_module_says_the_difference(result: snows.Result, tmp_path: Path) -> None:
+    folder = result.save(tmp_path / "out")
+    cases = {
+        r"does not fit Residual: it lacks stem\.weight, .* and \d+ more; it has no place for 0\.bias": make("residual"),
+        r"does not fit Sequential: it has no place for 2\.bias, 2\.weight, 4\.bias and 1 more$": nn.Sequential(
+            nn.Linear(6, 8)
+        ),
+        r"does not fit Sequential: other shapes in 4\.bias, 4\.weight$": nn.Sequential(
+            nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)
+        ),
+    }
+    for words, model in cases.items():
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with pytest.raises(InputError, match=words):
+            snows.load(folder, model)
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "model.safetensors").unlink(), r"there is no file .*model\.safetensors$"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x08"), r"cannot read .*model\.safetensors: "),
+        (lambda folder: (folder / "report.json").unlink(), r"cannot read .*report\.json: "),
+        (lambda folder: (folder / "report.json").write_text("{"), r"cannot read .*report\.json: "),
+        (lambda folder: (folder / "report.json").write_text("[]"), r"cannot read .*report\.json: "),
+        (lambda folder: (folder / "report.json").write_bytes(b"\xff\xfe"), r"cannot read .*report\.json: "),
+    ],
+)
+def test_damaged_folders_are_refused(damage: Any, words: str, result: snows.Result, tmp_path: Path) -> None:
+    damage(result.save(tmp_path / "out"))
+    with pytest.raises(InputError, match=words):
+        snows.load(tmp_path / "out")

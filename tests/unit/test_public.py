@@ -1,0 +1,113 @@
+"""The public surface: names, flags, versions, and what the README says of them. A change here is a decision."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import snows
+from snows.cli import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+NAMES = [
+    "NM", "ArgumentError", "CaptureError", "Event", "InputError", "Magnitude", "Random", "Recipe", "Result",
+    "SnowsError", "SnowsWarning", "Unstructured", "Wanda", "__version__", "evaluate", "inspect", "load", "prune",
+]  # fmt: skip
+FLAGS = {
+    "prune": [
+        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
+        "--out", "--device", "--seed", "--json", "--quiet", "--config",
+    ],
+    "evaluate": [
+        "--data", "--weights", "--pruned", "--samples", "--device", "--seed", "--json", "--quiet", "--config",
+    ],
+    "inspect": [
+        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device",
+        "--json", "--quiet", "--config",
+    ],
+}  # fmt: skip
+PRUNE = [
+    "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "device", "seed",
+    "progress",
+]  # fmt: skip
+
+
+def test_public_names() -> None:
+    assert snows.__all__ == NAMES
+    assert dir(snows) == sorted(NAMES)
+    for name in NAMES:
+        assert getattr(snows, name) is not None
+    with pytest.raises(AttributeError, match="module 'snows' has no attribute 'shrink'"):
+        _ = snows.shrink
+
+
+def test_parameters_of_prune() -> None:
+    assert list(inspect.signature(snows.prune).parameters) == PRUNE
+
+
+def test_flags_of_the_command_line() -> None:
+    command = typer.main.get_command(app)
+    commands = command.commands  # type: ignore[attr-defined]
+    found = {
+        name: [flag for parameter in entry.params if parameter.param_type_name == "option" for flag in parameter.opts]
+        for name, entry in commands.items()
+    }
+    assert found == FLAGS
+    for entry in commands.values():
+        assert [p.name for p in entry.params if p.param_type_name == "argument"] == ["model"]
+        assert all(p.help for p in entry.params if p.param_type_name == "option")
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+    citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert citation is not None
+    assert newest[1] == citation[1] == snows.__version__
+
+
+def test_importing_is_quick_and_touches_no_accelerator() -> None:
+    code = (
+        "import sys, snows, snows.cli; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules\n"
+        "import snows.api, torch; assert not torch.cuda.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_readme_names_what_exists() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        compile(block, "README.md", "exec")
+    text = "\n".join(blocks)
+    assert {name for name in re.findall(r"\bsnows\.(\w+)", README) if name not in snows.__all__} <= {"py"}
+    for name in re.findall(r"\bresult\.(\w+)", text):
+        assert name in snows.Result.__dataclass_fields__ or callable(getattr(snows.Result, name))
+    call = next(block for block in blocks if "mask=" in block)
+    assert re.findall(r"(\w+)=", re.sub(r"#.*", "", call)) == PRUNE[3:]
+    for name, default in re.findall(r'^    (\w+)=("\w+"|None),', call, re.MULTILINE):
+        assert inspect.signature(snows.prune).parameters[name].default == (None if default == "None" else default[1:-1])
+
+
+def test_the_readme_uses_commands_and_flags_that_exist() -> None:
+    lines = re.findall(r"^snows (\w+) (.*)$", README, re.MULTILINE)
+    assert {command for command, _ in lines} == set(FLAGS)
+    for command, rest in lines:
+        assert set(re.findall(r"--\w+", rest)) <= set(FLAGS[command])
+
+
+def test_the_tables_of_the_readme_are_those_of_the_benchmarks() -> None:
+    if not list((ROOT / "benchmarks" / "results").glob("*.json")):
+        pytest.skip("benchmarks/results has no result files")
+    script = ROOT / "benchmarks" / "tables.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
