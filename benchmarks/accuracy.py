@@ -16,6 +16,7 @@ import platform
 import subprocess
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,69 +73,85 @@ def main() -> None:
             print(f"{name}: {path} exists")
             continue
         case = CASES[name]
-        result = run(case, options.shared, options.device, options.seeds or list(case.seeds))
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        for result in run(case, options.shared, options.device, options.seeds or list(case.seeds)):
+            path.write_text(json.dumps(result, indent=2) + "\n")  # after every seed: what is done is kept
         print(name, json.dumps(result["summary"]), flush=True)
 
 
-def run(case: Case, shared: Path, device: str, seeds: list[int]) -> dict[str, Any]:
+def run(case: Case, shared: Path, device: str, seeds: list[int]) -> Iterator[dict[str, Any]]:
+    """The result so far, after each seed."""
     mean, std = normalization(case.network)
     calibration_file, test_files = DATA[case.network]
     calibration = read_npz(shared / "data" / calibration_file, mean, std)[0][: case.samples]
     parts = [read_npz(shared / "data" / file, mean, std) for file in test_files]
     test, labels = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts if y is not None])
     model = load_network(case.network, shared).to(device)
-
     dense = correct(model, test, labels)
-    common: dict[str, Any] = {"exclude": "*downsample*", "progress": False}
+    runs: list[dict[str, Any]] = []
+    outcomes: list[Tensor] = []
+    for seed in seeds:
+        outcome, facts = prune_once(case, model, calibration, test, labels, RECIPES[case.recipe], seed)
+        outcomes.append(outcome)
+        runs.append(facts)
+        print(
+            f"  {case.network} {case.pattern} seed {seed}: {facts['accuracy']:.2f} in {facts['seconds']} s", flush=True
+        )
+        if seed == seeds[0]:  # the baselines do not depend on the order of the samples
+            light = DEFAULT.replace(sweeps=1, horizon=0)
+            layerwise = prune_once(case, model, calibration, test, labels, light, seed)[1]["accuracy"]
+            mask_only = prune_once(case, model, calibration, test, labels, None, seed)[1]["accuracy"]
+        drop, half_width = paired_drop(dense, torch.stack(outcomes))
+        yield {
+            "case": {**case.__dict__, "seeds": [r["seed"] for r in runs]},
+            "summary": {
+                "dense": percent(dense),
+                "mask_only": mask_only,
+                "layerwise": layerwise,
+                "snows": round(sum(r["accuracy"] for r in runs) / len(runs), 2),
+                "drop": drop,
+                "drop_interval": half_width,
+                "seconds": sorted(r["seconds"] for r in runs)[len(runs) // 2],
+                "peak_memory_gib": round(max(r["peak_memory_bytes"] or 0 for r in runs) / 2**30, 1),
+                "test_images": len(labels),
+            },
+            "runs": runs,
+            "recipe": json.loads(RECIPES[case.recipe].to_json()),
+            "environment": environment(device),
+        }
+
+
+def prune_once(
+    case: Case, model: nn.Module, calibration: Tensor, test: Tensor, labels: Tensor, recipe: Recipe | None, seed: int
+) -> tuple[Tensor, dict[str, Any]]:
+    """Which test images are right afterwards, and the facts of the run. Without a recipe: the mask alone."""
+    began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", snows.SnowsWarning)  # not every network has shortcuts to exclude
-        mask_only = snows.prune(model, calibration, case.pattern, solver=None, **common)
-        light = DEFAULT.replace(sweeps=1)
-        layerwise = snows.prune(model, calibration, case.pattern, recipe=light, horizon=0, **common)
-        runs, outcomes = [], []
-        for seed in seeds:
-            began = time.perf_counter()
-            result = snows.prune(model, calibration, case.pattern, recipe=RECIPES[case.recipe], seed=seed, **common)
-            seconds = time.perf_counter() - began
-            outcome = correct(result.model, test, labels)
-            outcomes.append(outcome)
-            runs.append(
-                {
-                    "seed": seed,
-                    "accuracy": percent(outcome),
-                    "seconds": round(seconds, 2),
-                    "peak_memory_bytes": result.report.peak_memory_bytes,
-                    "sparsity": result.report.sparsity,
-                    "network_sparsity": result.report.network_sparsity,
-                    "layers": [
-                        {"name": layer.name, "horizon": layer.horizon, "losses": [s.loss for s in layer.solves]}
-                        | {
-                            "loss_masked": layer.solves[0].loss_masked,
-                            "cg_steps": sum(s.cg_steps for s in layer.solves),
-                        }
-                        for layer in result.report.layers
-                    ],
-                }
-            )
-            print(f"  {case.network} {case.pattern} seed {seed}: {percent(outcome):.2f} in {seconds:.1f} s", flush=True)
-    drop, half_width = paired_drop(dense, torch.stack(outcomes))
-    return {
-        "case": {**case.__dict__, "seeds": seeds},
-        "summary": {
-            "dense": percent(dense),
-            "mask_only": percent(correct(mask_only.model, test, labels)),
-            "layerwise": percent(correct(layerwise.model, test, labels)),
-            "snows": round(sum(r["accuracy"] for r in runs) / len(runs), 2),
-            "drop": drop,
-            "drop_interval": half_width,
-            "seconds": sorted(r["seconds"] for r in runs)[len(runs) // 2],
-            "peak_memory_gib": round(max(r["peak_memory_bytes"] or 0 for r in runs) / 2**30, 1),
-            "test_images": len(labels),
-        },
-        "runs": runs,
-        "recipe": json.loads(RECIPES[case.recipe].to_json()),
-        "environment": environment(device),
+        result = snows.prune(
+            model, calibration, case.pattern, exclude="*downsample*", recipe=recipe or DEFAULT,
+            solver=None if recipe is None else "newton", seed=seed, progress=False,
+        )  # fmt: skip
+    seconds = round(time.perf_counter() - began, 2)
+    outcome = correct(result.model, test, labels)
+    layers = [
+        {
+            "name": layer.name,
+            "horizon": layer.horizon,
+            "loss_masked": layer.solves[0].loss_masked,
+            "losses": [solve.loss for solve in layer.solves],
+            "cg_steps": sum(solve.cg_steps for solve in layer.solves),
+        }
+        for layer in result.report.layers
+        if layer.solves
+    ]
+    return outcome, {
+        "seed": seed,
+        "accuracy": percent(outcome),
+        "seconds": seconds,
+        "peak_memory_bytes": result.report.peak_memory_bytes,
+        "sparsity": result.report.sparsity,
+        "network_sparsity": result.report.network_sparsity,
+        "layers": layers,
     }
 
 

@@ -83,6 +83,7 @@ def cascade(
             generator = _generator(seed, sweep, layer.name)
             solved, start = solve_layer(problem, weight * mask, mask, recipe, memory, generator, sweep)
             current[layer.parameter] = solved.weight
+            del problem  # with its activations, before the streams move on
             tell(Event(*where, solve=_solve_report(solved, start, sweep, time.perf_counter() - began)))
     return {planned.layer.parameter: current[planned.layer.parameter] for planned in plan.pruned}
 

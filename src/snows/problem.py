@@ -44,12 +44,16 @@ class LayerProblem:
     def __getitem__(self, index: int) -> Piece:
         if index in self._kept:
             return self._kept[index]
+        # The function must not hold this object, which holds the function: activations would outlive their layer until
+        # the garbage collector came round.
         values = self._live_in(self.pruned, index, self.pruned.parameters)
-        later = dict(self.pruned.parameters)
+        values = {name: values[name] for name in self.segment.body.reads}
+        later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
+        body, outputs, parameter = self.segment.body, self.segment.outputs, self.layer.parameter
 
         def forward(weight: Tensor) -> tuple[Tensor, ...]:
-            results = self.segment.body(values, {**later, self.layer.parameter: weight})
-            return tuple(results[name] for name in self.segment.outputs)
+            results = body(values, {**later, parameter: weight})
+            return tuple(results[name] for name in outputs)
 
         targets = self._targets(index)
         piece = Piece(forward, tuple(targets[name] for name in self.segment.outputs), self.sizes[index])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
+from snows.problem import LayerProblem
+from snows.rows import RowBlocks
 from snows.solver import NewtonOutcome
 
 from ..networks import NETWORKS, example, make
@@ -518,3 +521,15 @@ def test_importing_touches_no_accelerator() -> None:
         "assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_activations_are_freed_without_the_garbage_collector() -> None:
+    """A reference cycle would keep every layer's activations on the device until the collector came round."""
+    gc.collect()
+    gc.disable()
+    try:
+        quick("residual", 0.5)
+        alive = [thing for thing in gc.get_objects() if type(thing) in (LayerProblem, RowBlocks)]
+    finally:
+        gc.enable()
+    assert not alive
