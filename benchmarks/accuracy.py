@@ -173,7 +173,7 @@ def paired_drop(dense: Tensor, pruned: Tensor) -> tuple[float, float]:
 def environment(device: str) -> dict[str, str]:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
     return {
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit.stdout.strip() if commit.returncode == 0 else "unknown",
         "snows": snows.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),

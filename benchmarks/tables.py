@@ -26,6 +26,7 @@ def row(result: dict[str, Any]) -> str:
         case["pattern"],
         case["recipe"],
         str(case["samples"]),
+        str(len(case["seeds"])),
         f"{summary['dense']:.2f}",
         f"{summary['mask_only']:.2f}",
         f"{summary['layerwise']:.2f}",
@@ -38,8 +39,9 @@ def row(result: dict[str, Any]) -> str:
 
 
 def table() -> str:
-    header = "| network | pattern | recipe | images | dense | mask only | K=0 | SNOWS | drop, 95 % | time | memory |"
-    lines = [header, "|" + "---|" * 11]
+    titles = ["network", "pattern", "recipe", "images", "orders", "dense", "mask only", "K=0", "SNOWS", "drop, 95 %"]
+    titles += ["time", "memory"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     results = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("accuracy-*.json"))]
     order = list(TITLES)
     results.sort(key=lambda r: (order.index(r["case"]["network"]), r["case"]["pattern"] != "2:4", r["case"]["recipe"]))

@@ -22,7 +22,7 @@ from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method
 from .memory import memory_limits, micro_batch_size
 from .patterns import PatternRules
 from .plan import Names, Plan, make_plan
-from .preparation import Prepared, prepare, with_weights
+from .preparation import Prepared, as_device, prepare, with_weights
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
@@ -134,10 +134,7 @@ def prune(
 @contextmanager
 def _own_world(device: torch.device | str | None) -> Iterator[None]:
     """The caller's random state and gradient mode stay theirs."""
-    try:
-        place = None if device is None else torch.device(device)
-    except RuntimeError as error:
-        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+    place = as_device(device)
     cuda = place is not None and place.type == "cuda" and torch.cuda.is_available()
     with (
         torch.random.fork_rng(devices=[place] if cuda else []),

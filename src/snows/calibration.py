@@ -52,7 +52,7 @@ class Samples:
         return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count)
 
 
-def read_samples(calibration: Any, model: nn.Module, limit: int | None = None) -> Samples:
+def read_samples(calibration: Any, model: nn.Module) -> Samples:
     """From a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts)."""
     accepted = _accepted_keywords(model)
     tables: list[list[Any]] = []
@@ -71,14 +71,10 @@ def read_samples(calibration: Any, model: nn.Module, limit: int | None = None) -
         spec = this
         tables.append(leaves)
         count += sizes.pop()
-        if limit is not None and count >= limit:
-            break
     if spec is None or count == 0:
         raise InputError("the calibration data has no batches; give at least one (a few thousand samples work best)")
     leaves = [_join(column, index) for index, column in enumerate(zip(*tables, strict=True))]
     samples = Samples(leaves, spec, count)
-    if limit is not None and count > limit:
-        samples = Samples(samples.rows(0, limit), spec, limit)
     _check_values(samples)
     return samples
 

@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from .errors import ArgumentError, InputError, SnowsError, SnowsWarning
+from .setting import Setting, read_masks
+from .show import evaluation_table, make_console, print_inspection, print_prune
 from .version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .data import Data, DataConfig
-    from .inspection import Inspection
-    from .recipe import Recipe
-    from .report import Report
+    from .data import Data
 
 app = typer.Typer(
     name="snows",
@@ -35,7 +28,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
 _INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings, or of the one beside it
 
@@ -165,7 +157,7 @@ def prune(
     with setting.step("reading the model and the data"):
         dense, read = setting.model(), setting.data()
     common: dict[str, Any] = {
-        "mask": _read_masks(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": setting.device,
+        "mask": read_masks(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": setting.device,
     }  # fmt: skip
     rows = []
     if read.test is not None:
@@ -182,7 +174,8 @@ def prune(
     result = run(dense, read.calibration, pattern, recipe=chosen, horizon=horizon, progress=show, **common)
     networks = [("mask only", mask_only.model)]
     networks += [("layer-wise (K=0)", layerwise.model)] if layerwise else []
-    networks += [(f"SNOWS (K={chosen.horizon if horizon is None else horizon})", result.model)]
+    deepest = max(layer.horizon or 0 for layer in result.report.layers)
+    networks += [(f"SNOWS (K={deepest})", result.model)]
     if read.test is not None:
         with setting.step("evaluating"):
             rows += [{"network": name, **_figures(network, read, dense)} for name, network in networks]
@@ -190,7 +183,7 @@ def prune(
     result = _with_source(result, setting.model_name)
     if out is not None:
         result.save(out)
-    _print_prune(result.report, out, as_json, quiet)
+    print_prune(result.report, out, as_json, quiet)
 
 
 @app.command()
@@ -237,7 +230,7 @@ def evaluate(
     if as_json:
         print(json.dumps(finite(rows), indent=2))
     elif not quiet:
-        _console().print(_evaluation_table(rows, len(read.test)))
+        make_console().print(evaluation_table(rows, len(read.test)))
 
 
 @app.command()
@@ -277,145 +270,7 @@ def inspect(
         data_out = {**dataclasses.asdict(found), "seconds": found.seconds, "memory_bytes": found.memory_bytes}
         print(json.dumps(data_out, indent=2))
     elif not quiet:
-        _print_inspection(found)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the command line's words mean: names resolved, defaults filled in, files read."""
-
-    model_name: str
-    data_name: str | None
-    weights: Path | None
-    samples: int
-    seed: int
-    device: str
-    quiet: bool
-    config: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(
-        cls,
-        model: str | None,
-        data: str | None,
-        weights: Path | None,
-        samples: int | None,
-        seed: int,
-        config: Path | None,
-        device: str | None,
-        quiet: bool,
-    ) -> Setting:
-        import torch
-
-        name = model or EMBEDDED_MODEL
-        if data is None and name == EMBEDDED_MODEL:
-            data = EMBEDDED_DATA
-        if device is None:
-            accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-            device = accelerator.type if accelerator is not None else "cpu"
-        count = samples or (1000 if data == EMBEDDED_DATA else 3000)
-        return cls(name, data, weights, count, seed, device, quiet, _read_config(config))
-
-    @property
-    def is_embedded(self) -> bool:
-        return self.model_name == EMBEDDED_MODEL
-
-    @property
-    def default_pattern(self) -> str:
-        return "1:4" if self.is_embedded else "2:4"
-
-    def model(self, pretrained: bool = True) -> nn.Module:
-        from .models import build_model
-
-        return build_model(self.model_name, self.weights, pretrained)
-
-    def data(self) -> Data:
-        from .data import load_data
-
-        if self.data_name is None:
-            from .data import HELP
-
-            raise ArgumentError(f"--data is needed for the model {self.model_name}: {HELP}")
-        return load_data(self.data_name, self.samples, self.seed, self._data_config())
-
-    def random_images(self) -> Any:
-        import torch
-
-        size = self._data_config().size
-        return torch.randn(16, 3, size, size, generator=torch.Generator().manual_seed(0))
-
-    def recipe(self, name: str) -> Recipe:
-        from .recipe import EMBEDDED, Recipe, as_recipe
-
-        if name.endswith(".json"):
-            if not Path(name).is_file():
-                raise InputError(f"there is no file {name}")
-            try:
-                chosen = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{name} cannot be read: {error}") from error
-        else:
-            chosen = EMBEDDED if name == "default" and self.is_embedded else as_recipe(name)
-        return chosen.replace(**self.config.get("recipe", {}))
-
-    @contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        """A spinner on standard error while something takes its time."""
-        if self.quiet:
-            yield
-            return
-        with Console(stderr=True).status(what):
-            yield
-
-    def _data_config(self) -> DataConfig:
-        from .data import DataConfig
-
-        given = self.config.get("data", {})
-        unknown = set(given) - {"mean", "std", "size"}
-        if unknown:
-            raise ArgumentError(f"--config: [data] has {', '.join(sorted(unknown))}; expected mean, std and size")
-
-        def numbers(key: str) -> tuple[float, ...] | None:
-            value = given.get(key)
-            if value is None:
-                return None
-            values = value if isinstance(value, list) else [value]
-            if not all(isinstance(v, int | float) for v in values):
-                raise ArgumentError(f"--config: [data] {key} is {value!r}; expected a number or a list of numbers")
-            return tuple(float(v) for v in values)
-
-        if ("mean" in given) != ("std" in given):
-            raise ArgumentError("--config: [data] has one of mean and std; expected both or neither")
-        size = given.get("size", 224)
-        if not isinstance(size, int) or not 1 <= size <= 4096:
-            raise ArgumentError(f"--config: [data] size is {size!r}; expected a whole number of pixels")
-        return DataConfig(numbers("mean"), numbers("std"), size)
-
-
-def _read_config(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"--config: {path} is not valid TOML: {error}") from error
-    unknown = set(config) - {"data", "recipe"}
-    if unknown or not all(isinstance(part, dict) for part in config.values()):
-        raise ArgumentError(f"--config: {path} has {', '.join(config)}; expected the tables [data] and [recipe]")
-    return config
-
-
-def _read_masks(mask: str) -> Any:
-    """A method's name as it is; a file of masks as {name: bool tensor}."""
-    if not mask.endswith(".safetensors"):
-        return mask
-    from .storage import read_state
-
-    return read_state(Path(mask))
+        print_inspection(found)
 
 
 def _figures(network: nn.Module, read: Data, dense: nn.Module | None) -> dict[str, float]:
@@ -429,64 +284,6 @@ def _with_source(result: Any, name: str) -> Any:
     from dataclasses import replace
 
     return replace(result, source=name)
-
-
-def _print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
-    if as_json:
-        print(report.to_json())
-        return
-    if quiet:
-        return
-    console = _console()
-    if report.evaluation:
-        console.print(_evaluation_table(report.evaluation, None))
-    console.print(
-        f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
-        f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
-    )
-    for layer in report.dense_layers:
-        console.print(f"  left dense: {layer.name}: {layer.reason}")
-    if out is None:
-        console.print("Nothing was saved: pass --out DIR to keep the result.")
-    else:
-        console.print(f"Saved to {out}")
-
-
-def _evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
-    titles = {"top1": "top-1", "top5": "top-5", "loss": "loss", "agreement": "agreement", "kl": "KL to dense"}
-    table = Table(title=None if samples is None else f"{samples} samples")
-    table.add_column("network")
-    columns = [key for key in titles if key in rows[0]]
-    for key in columns:
-        table.add_column(titles[key], justify="right")
-    for row in rows:
-        cells = [f"{row[key]:.2%}" if key in ("top1", "top5", "agreement") else f"{row[key]:.4f}" for key in columns]
-        table.add_row(row["network"], *cells)
-    return table
-
-
-def _print_inspection(found: Inspection) -> None:
-    console = _console()
-    table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
-    for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
-        table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
-    for layer in found.layers:
-        shape = "x".join(map(str, layer.shape))
-        if layer.pattern is None:
-            table.add_row(layer.name, shape, f"dense: {layer.reason}", "", "", "", "")
-        else:
-            memory, seconds = f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s"
-            table.add_row(layer.name, shape, layer.pattern, str(layer.horizon), layer.curvature, memory, seconds)
-    console.print(table)
-    console.print(
-        f"estimates for {found.sweeps} sweeps: {found.memory_bytes / 2**30:.1f} GiB at the peak, "
-        f"{found.seconds:.0f} s here",
-    )
-
-
-def _console() -> Console:
-    """Names of layers and files are printed as they are, not read as markup."""
-    return Console(markup=False, highlight=False)
 
 
 def main() -> None:
@@ -505,6 +302,12 @@ def main() -> None:
         _fail(str(error), 2 if isinstance(error, ArgumentError) else 1)
     except _UsageError as error:
         _fail(f"{error.format_message()} (see `snows --help`)", 2)
+    except MemoryError:
+        _fail("out of memory; use fewer --samples or a shorter --horizon", 1)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported here
+            raise
+        _fail("the device is out of memory; use fewer --samples or a shorter --horizon", 1)
     if status == _INTERRUPTED:
         print("interrupted; nothing was saved", file=sys.stderr)
     sys.exit(status)

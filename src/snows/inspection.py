@@ -68,7 +68,8 @@ def inspect(
     world = prepare(model, calibration, device, seed=0)
     count = samples or world.samples.count
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
-    speed = _flops_per_second(world.graph, world.samples.rows(0, _TIMED_SAMPLES))
+    timed = min(_TIMED_SAMPLES, world.samples.count)
+    speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)
     found = _pruned(world.graph, plan, chosen, count, world.device, speed)
     found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
@@ -112,9 +113,9 @@ def _pruned(
     return rows
 
 
-def _flops_per_second(graph: Graph, leaves: list[Any]) -> float:
+def _flops_per_second(graph: Graph, leaves: list[Any], samples: int) -> float:
     """Of this network on this device, from a few samples."""
-    flops: int = sum(node.meta["flops"] for node in graph.nodes) * _TIMED_SAMPLES
+    flops: int = sum(node.meta["flops"] for node in graph.nodes) * samples
     with torch.no_grad():
         graph.run(leaves)
         began = time.perf_counter()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from .calibration import Samples, read_samples
-from .errors import InputError, SnowsWarning
+from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, capture
 
 _EXAMPLE_SAMPLES = 8
@@ -27,9 +27,16 @@ class Prepared:
     absorbed: dict[str, Tensor]  # masks of torch.nn.utils.prune modules, by parameter name
 
 
+def as_device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+
+
 def prepare(model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int) -> Prepared:
     """Copy, read, shuffle, capture."""
-    work, absorbed = _working_copy(model, device)
+    work, absorbed = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
@@ -49,7 +56,7 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return result
 
 
-def _working_copy(model: nn.Module, device: torch.device | str | None) -> tuple[nn.Module, dict[str, Tensor]]:
+def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, Tensor]]:
     """A copy in eval mode, in float32 at least, without gradients; and the masks it came with."""
     bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
     if bad:

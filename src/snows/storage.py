@@ -63,7 +63,10 @@ def refuse_existing(directory: Path) -> None:
 
 
 def load(directory: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Read a saved result: into `model`, or into a new module of the recorded name."""
+    """Read a saved result: into `model`, or into a new module of the recorded name.
+
+    A recorded `file.py:factory` is run to make that module: for a folder of unknown origin, pass `model`.
+    """
     folder = Path(directory)
     state = read_state(folder / MODEL)
     if model is None:

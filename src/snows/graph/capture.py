@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, InputError
+from .graph import Graph
 from .layers import Layer, find_layers, layer_name
 from .operations import (
     BILINEAR,
@@ -27,156 +27,11 @@ from .operations import (
     TRANSPOSED_CONVOLUTION,
     aten,
     is_attention,
-    is_counted,
-    is_piecewise_linear,
 )
-from .segment import Cost, Program, SampleLayout, Segment, Values
+from .segment import SampleLayout
 
 _CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension
 _TOLERANCE = 1e-3  # of the largest output; convolution algorithms differ by batch size in float32
-
-
-class Graph:
-    """The operations of one model, in order of execution.
-
-    A node's position is its place in that order; `parameters` maps names to the tensors the graph reads besides its
-    inputs (the model's own parameters and buffers, and what could be computed from those alone).
-    """
-
-    def __init__(
-        self,
-        inputs: list[Node],
-        nodes: list[Node],
-        outputs: list[Node],
-        parameter_names: dict[Node, str],
-        parameters: dict[str, Tensor],
-        layers: list[Layer],
-    ) -> None:
-        self.inputs = inputs
-        self.nodes = nodes
-        self.outputs = outputs
-        self.parameters = parameters
-        self.layers = layers
-        self._parameter_names = parameter_names
-        for position, node in enumerate(nodes):
-            node.meta["position"] = position
-        for node, name in parameter_names.items():
-            node.meta["parameter"] = name
-        self._last_read = self._find_last_reads()
-        self._layer_bits = {layer.node: 1 << i for i, layer in enumerate(layers) if layer.node is not None}
-        self._depends_on = self._find_dependencies()
-        self.operations = _counted_operations(nodes)
-
-    @property
-    def end(self) -> int:
-        return len(self.nodes)
-
-    def live(self, position: int) -> list[str]:
-        """Names of the values that exist before `position` and are still read at or after it."""
-        before = self.inputs + self.nodes[:position]
-        return [node.name for node in before if self._last_read.get(node, -1) >= position]
-
-    def live_bytes(self, position: int) -> int:
-        """Bytes of the values alive at a position, for one sample."""
-        names = set(self.live(position))
-        return sum(int(node.meta["bytes"]) for node in [*self.inputs, *self.nodes[:position]] if node.name in names)
-
-    def program(self, start: int, stop: int) -> Program:
-        """Everything from `start` up to `stop`, giving what is read later."""
-        nodes = self.nodes[start:stop]
-        return Program(nodes, [n for n in nodes if self._last_read[n] >= stop], self._parameter_names)
-
-    def run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor] | None = None) -> list[Any]:
-        """The whole network: its outputs, flattened."""
-        values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
-        values |= self.program(0, self.end)(values, self.parameters if parameters is None else parameters)
-        return [values[node.name] for node in self.outputs]
-
-    def run_operations(self, leaves: Sequence[Any]) -> Values:
-        """The output of every operation, by name."""
-        values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
-        return Program(self.nodes, self.operations, self._parameter_names)(values, self.parameters)
-
-    def operations_after(self, layer: Layer) -> list[Node]:
-        """The operations that depend on the layer, its own first: what K counts."""
-        return [node for node in self.operations if self._depends(node, layer)]
-
-    def layer_ancestors(self, layer: Layer) -> list[Layer]:
-        """Other layers that this one depends on."""
-        return [other for other in self.layers if other is not layer and self._depends(layer.node, other)]
-
-    def layer_descendants(self, layer: Layer) -> list[Layer]:
-        """Other layers that depend on this one."""
-        return [other for other in self.layers if other is not layer and self._depends(other.node, layer)]
-
-    def cost(self, layer: Layer, horizon: int) -> Cost:
-        """What one pass over the varying part of a segment takes, for one sample."""
-        return _cost(*self._cut(layer, horizon))
-
-    def segment(self, layer: Layer, horizon: int) -> Segment:
-        """The layer and its next `horizon` operations, or as many as there are."""
-        body, prelude, targets = self._cut(layer, horizon)
-        reads = {argument for node in body for argument in node.all_input_nodes}
-        varying = set(body)
-        own = self.nodes[layer.position]
-        return Segment(
-            layer=layer,
-            prelude=Program(prelude, [node for node in prelude if node in reads], self._parameter_names),
-            body=Program(body, targets, self._parameter_names),
-            own=Program([own], [own], self._parameter_names),
-            outputs=tuple(node.name for node in targets),
-            sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
-            piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
-            cost=_cost(body, prelude, targets),
-        )
-
-    def _cut(self, layer: Layer, horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
-        """The nodes of a segment that vary with the layer's weight, those that do not, and the operations 0 … K."""
-        targets = self.operations_after(layer)[: horizon + 1]
-        needed = self._ancestors(targets, layer.position)
-        body = [node for node in needed if self._depends(node, layer)]
-        return body, [node for node in needed if not self._depends(node, layer)], targets
-
-    def _find_last_reads(self) -> dict[Node, int]:
-        last: dict[Node, int] = {}
-        for position, node in enumerate(self.nodes):
-            for argument in node.all_input_nodes:
-                last[argument] = position
-        last.update(dict.fromkeys(self.outputs, self.end))
-        return last
-
-    def _find_dependencies(self) -> dict[Node, int]:
-        """For each node the set of layers it depends on, itself included, as bits: one pass, however many layers."""
-        found: dict[Node, int] = {}
-        for node in self.nodes:
-            bits = self._layer_bits.get(node, 0)
-            for argument in node.all_input_nodes:
-                bits |= found.get(argument, 0)
-            found[node] = bits
-        return found
-
-    def _depends(self, node: Node | None, layer: Layer) -> bool:
-        """Whether the node's value varies with the layer's weight."""
-        if node is None or layer.node is None:
-            return False
-        return bool(self._depends_on[node] & self._layer_bits[layer.node])
-
-    def _ancestors(self, targets: list[Node], start: int) -> list[Node]:
-        """What it takes to compute `targets` from the values alive at `start`, in order of execution."""
-        wanted = set(targets)
-        nodes = self.nodes[start : 1 + max(int(node.meta["position"]) for node in targets)]
-        for node in reversed(nodes):
-            if node in wanted:
-                wanted.update(node.all_input_nodes)
-        return [node for node in nodes if node in wanted]
-
-
-def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
-    return Cost(
-        bytes=sum(node.meta["bytes"] for node in body),
-        output_bytes=sum(node.meta["bytes"] for node in [*targets, *prelude]),
-        flops=sum(node.meta["flops"] for node in body),
-    )
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -462,29 +317,6 @@ def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return float((a - b).abs().max()) <= _TOLERANCE * max(float(a.abs().max()), 1e-6)
-
-
-def _counted_operations(nodes: list[Node]) -> list[Node]:
-    """The operations K counts. Projections that only feed an attention are part of it: it is their output."""
-    counted = [node for node in nodes if is_counted(node)]
-    members = set(counted)
-
-    def only_feeds_attention(node: Node) -> bool:
-        reached, waiting, seen = [], list(node.users), set()
-        while waiting:
-            user = waiting.pop()
-            if user in seen:
-                continue
-            seen.add(user)
-            if user in members:
-                reached.append(user)
-            elif "position" in user.meta:
-                waiting.extend(user.users)
-            else:
-                return False  # the value leaves the network
-        return bool(reached) and all(is_attention(user) for user in reached)
-
-    return [node for node in counted if is_attention(node) or not only_feeds_attention(node)]
 
 
 def _resize(batch: tuple[tuple[Any, ...], dict[str, Any]], samples: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -26,6 +26,7 @@ class Layer:
     parameter: str
     shape: torch.Size
     node: Node | None = None
+    uses: tuple[Node, ...] = ()  # every node that reads the weight
     stride: tuple[int, ...] = ()
     padding: tuple[int, ...] | str = ()
     dilation: tuple[int, ...] = ()
@@ -117,7 +118,13 @@ def find_layers(
         refusal = f"its weight is used in {len(places)} places ({shared})" if len(places) > 1 else None
         shape = parameters[parameter].shape
         layers[parameter] = Layer(
-            layer_name(parameter), parameter, shape, node, refusal=refusal, **_convolution(node, len(shape) - 2)
+            layer_name(parameter),
+            parameter,
+            shape,
+            node,
+            tuple(places),
+            refusal=refusal,
+            **_convolution(node, len(shape) - 2),
         )
     return list(layers.values())
 
