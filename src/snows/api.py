@@ -21,7 +21,7 @@ from .graph.segment import Values
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method
 from .memory import memory_limits, micro_batch_size
 from .patterns import PatternRules
-from .plan import Names, Plan, make_plan
+from .plan import Names, Plan, make_plan, resolve
 from .preparation import Prepared, as_device, prepare, with_weights
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
@@ -91,7 +91,8 @@ def prune(
         world = prepare(model, calibration, device, seed)
         _reset_peak_memory(world.device)
         given, method = _read_mask(mask, rules, world)
-        plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude, given)
+        concrete = resolve(chosen, world.graph)
+        plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
         plan.require_layers()
         choice = _choose_masks(given, method, world, plan, seed)
         solves: dict[str, list[SolveReport]] = {planned.layer.name: [] for planned in plan.pruned}
@@ -105,10 +106,10 @@ def prune(
                 weights = cascade(
                     world.graph,
                     plan,
-                    *_micro_batches(world, plan, chosen),
+                    *_micro_batches(world, plan, concrete),
                     choice,
                     method if isinstance(method, LayerMethod) else None,
-                    chosen if solver is not None else chosen.replace(sweeps=1),
+                    concrete if solver is not None else concrete.replace(sweeps=1),
                     memory_limits(world.device),
                     seed,
                     tell,

@@ -12,7 +12,7 @@ from torch import nn
 from .graph import Graph
 from .memory import linearized_bytes, micro_batch_size
 from .patterns import PatternRules
-from .plan import Names, Plan, make_plan
+from .plan import Names, Plan, make_plan, resolve
 from .preparation import prepare
 from .recipe import Recipe, as_recipe
 
@@ -67,6 +67,7 @@ def inspect(
     rules = PatternRules.parse(pattern)
     world = prepare(model, calibration, device, seed=0)
     count = samples or world.samples.count
+    chosen = resolve(chosen, world.graph)
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, world.samples.count)
     speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)

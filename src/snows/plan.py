@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
 from .graph.operations import is_attention
 from .patterns import Pattern, PatternRules
+from .recipe import Recipe
 
 Names = str | Iterable[str] | None
 
@@ -46,13 +46,13 @@ class Plan:
 def make_plan(
     graph: Graph,
     patterns: PatternRules | None,
-    horizon: int | Literal["auto", "paper"],
+    horizon: int | str,
     layers: Names = None,
     exclude: Names = None,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Plan:
     """Decide for every layer of the graph. `masks`, where given, say which layers are pruned."""
-    depth = {"auto": default_horizon, "paper": paper_horizon}[horizon](graph) if isinstance(horizon, str) else horizon
+    assert isinstance(horizon, int)  # a recipe's, resolved
     wanted, unwanted = _globs(layers, "layers"), _globs(exclude, "exclude")
     _check_globs(graph, wanted, unwanted, patterns)
     pruned: list[PlannedLayer] = []
@@ -65,27 +65,46 @@ def make_plan(
         if reason is not None:
             dense.append((layer, reason))
             continue
-        pruned.append(PlannedLayer(layer, pattern, min(depth, len(graph.operations_after(layer)) - 1)))
+        pruned.append(PlannedLayer(layer, pattern, min(horizon, len(graph.operations_after(layer)) - 1)))
     pruned.sort(key=lambda p: p.layer.position)
     return Plan(tuple(pruned), tuple(dense))
 
 
+def resolve(recipe: Recipe, graph: Graph) -> Recipe:
+    """The recipe with numbers for what depends on the kind of network."""
+    if isinstance(recipe.horizon, str):
+        by_kind = {"auto": default_horizon, "paper": paper_horizon}[recipe.horizon]
+        recipe = recipe.replace(horizon=by_kind(graph))
+    if isinstance(recipe.cg_absolute_tolerance, str):
+        recipe = recipe.replace(cg_absolute_tolerance=paper_tolerance(graph))
+    return recipe
+
+
 def default_horizon(graph: Graph) -> int:
     """K by kind of network: as deep as still paid on held-out calibration data, for what a pass costs."""
-    if any(is_attention(node) for node in graph.operations):
+    if _has_attention(graph):
         return 12
     return 4 if _takes_large_images(graph) else 16
 
 
 def paper_horizon(graph: Graph) -> int:
     """K by architecture family, from the paper's hyperparameter table."""
-    if any(is_attention(node) for node in graph.operations):
+    if _has_attention(graph):
         return 3  # ViT-B/16
     if any(layer.groups > 1 for layer in graph.layers):
         return 60  # MobileNet
     if _takes_large_images(graph):
         return 30  # ResNet50, ImageNet
     return 40 if len(graph.layers) < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
+
+
+def paper_tolerance(graph: Graph) -> float:
+    """Of CG, absolute, from the same table."""
+    return 5e-4 if _has_attention(graph) else 1e-3
+
+
+def _has_attention(graph: Graph) -> bool:
+    return any(is_attention(node) for node in graph.operations)
 
 
 def _takes_large_images(graph: Graph) -> bool:

@@ -47,7 +47,7 @@ class Recipe:
     ridge: float = 1e-6
     newton_steps: int = 1
     cg_steps: int = 20
-    cg_absolute_tolerance: float = 0.0
+    cg_absolute_tolerance: float | Literal["paper"] = 0.0
     cg_relative_tolerance: float = 1e-2
     damping: float = 0.0
     relative_damping: float = 1e-3
@@ -89,7 +89,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "start": ("closed-form", "masked"),
     "preconditioner": ("rows", None),
 }
-_NAMED_HORIZONS = ("auto", "paper")
+_NAMED: Mapping[str, tuple[object, ...]] = {"horizon": ("auto", "paper"), "cg_absolute_tolerance": ("paper",)}
 _AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch"}
 
 
@@ -98,13 +98,14 @@ def _problem(name: str, type_: str, value: object) -> str | None:
     if name in _CHOICES:
         choices = _CHOICES[name]
         return None if value in choices else "one of " + ", ".join(repr(choice) for choice in choices)
-    if (name == "horizon" and value in _NAMED_HORIZONS) or (value is None and "None" in type_):
+    if value in _NAMED.get(name, ()) or (value is None and "None" in type_):
         return None
     least, whole = int(name in _AT_LEAST_ONE), "int" in type_
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if number and least <= value < math.inf:  # type: ignore[operator]  # a number, see above
         return None
-    extra = ", 'auto' or 'paper'" if name == "horizon" else " or None" if "None" in type_ else ""
+    names = [repr(word) for word in _NAMED.get(name, ())] + ["None"] * ("None" in type_)
+    extra = "".join(f" or {word}" for word in names)
     return f"{'a whole number' if whole else 'a number'} of at least {least}{extra}"
 
 
@@ -120,7 +121,7 @@ PAPER = Recipe(
     preconditioner=None,  # Algorithm 1
     newton_steps=1,  # Algorithm 2: one step per mini-batch
     cg_steps=200,  # not in the paper; its ablation goes from 5 to 500
-    cg_absolute_tolerance=1e-3,  # hyperparameter table (5e-4 for transformers)
+    cg_absolute_tolerance="paper",  # hyperparameter table: 1e-3, for transformers 5e-4
     cg_relative_tolerance=0.0,
     damping=1e-4,  # lambda, hyperparameter table
     relative_damping=0.0,

@@ -11,7 +11,8 @@ from torch import nn
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.graph import Graph, capture
 from snows.patterns import PatternRules
-from snows.plan import Plan, default_horizon, make_plan, paper_horizon
+from snows.plan import Plan, default_horizon, make_plan, paper_horizon, paper_tolerance, resolve
+from snows.recipe import PAPER, Recipe
 
 from ..networks import captured
 
@@ -20,7 +21,8 @@ FIRST, LAST = "first layer (name it in layers= to prune it)", "last layer (name 
 
 def plan(name: str, pattern: Any = "2:4", horizon: Any = 3, **options: Any) -> Plan:
     rules = None if pattern is None else PatternRules.parse(pattern)
-    return make_plan(captured(name)[1], rules, horizon, **options)
+    graph = captured(name)[1]
+    return make_plan(graph, rules, resolve(Recipe(horizon=horizon), graph).horizon, **options)
 
 
 def pruned(made: Plan) -> list[str]:
@@ -152,6 +154,8 @@ def images(height: int, width: int) -> Graph:
 
 def test_horizons_by_kind_of_network() -> None:
     assert paper_horizon(captured("attention")[1]) == 3
+    assert paper_tolerance(captured("attention")[1]) == 5e-4
+    assert resolve(PAPER, captured("mlp")[1]).cg_absolute_tolerance == 1e-3
     assert default_horizon(captured("attention")[1]) == 12
     for name in ("grouped", "depthwise"):
         assert paper_horizon(captured(name)[1]) == 60
