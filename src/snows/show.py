@@ -53,13 +53,14 @@ def print_inspection(found: Inspection) -> None:
     for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
         table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
     for layer in found.layers:
-        shape = "x".join(map(str, layer.shape))
-        if layer.pattern is None:
-            table.add_row(layer.name, shape, f"dense: {layer.reason}", "", "", "", "")
-        else:
+        if layer.pattern is not None:
             memory, seconds = f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s"
+            shape = "x".join(map(str, layer.shape))
             table.add_row(layer.name, shape, layer.pattern, str(layer.horizon), layer.curvature, memory, seconds)
     console.print(table)
+    for layer in found.layers:
+        if layer.pattern is None:
+            console.print(f"  left dense: {layer.name} ({'x'.join(map(str, layer.shape))}): {layer.reason}")
     console.print(
         f"estimates for {found.sweeps} sweeps: {found.memory_bytes / 2**30:.1f} GiB at the peak, "
         f"{found.seconds:.0f} s here",

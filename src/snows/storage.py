@@ -47,6 +47,8 @@ def save(result: Result, directory: Path) -> Path:
         result.report.to_html(unfinished / PAGE)
         (unfinished / RECIPE).write_text(result.recipe.to_json(), encoding="utf-8")
         unfinished.chmod(0o755)
+        for file in unfinished.iterdir():  # readable like any other file, whatever wrote it
+            file.chmod(0o644)
         if directory.is_dir():
             directory.rmdir()  # it is empty: see above
         os.replace(unfinished, directory)
