@@ -54,12 +54,12 @@ class Samples:
 
 def read_samples(calibration: Any, model: nn.Module) -> Samples:
     """From a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts)."""
-    accepted = _accepted_keywords(model)
+    signature = inspect.signature(model.forward)
     tables: list[list[Any]] = []
     spec: pytree.TreeSpec | None = None
     count = 0
     for batch in _batches(calibration):
-        call = _call_arguments(batch, accepted)
+        call = _call_arguments(batch, signature)
         leaves, this = pytree.tree_flatten(call)
         sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
         if not sizes:
@@ -73,20 +73,16 @@ def read_samples(calibration: Any, model: nn.Module) -> Samples:
         count += sizes.pop()
     if spec is None or count == 0:
         raise InputError("the calibration data has no batches; give at least one (a few thousand samples work best)")
-    leaves = [_join(column, index) for index, column in enumerate(zip(*tables, strict=True))]
+    leaves = [_join(column) for column in zip(*tables, strict=True)]
     samples = Samples(leaves, spec, count)
     _check_values(samples)
     return samples
 
 
 def _batches(calibration: Any) -> Iterator[Any]:
-    if isinstance(calibration, Tensor):
+    if isinstance(calibration, Tensor | Mapping):
         return iter([calibration])
-    if isinstance(calibration, Mapping):
-        return iter([calibration])
-    if isinstance(calibration, Dataset) and not isinstance(calibration, Iterable):
-        return iter(DataLoader(calibration, batch_size=_READ_AT_ONCE))
-    if isinstance(calibration, Dataset) and hasattr(calibration, "__len__"):
+    if isinstance(calibration, Dataset):
         return iter(DataLoader(calibration, batch_size=_READ_AT_ONCE))
     if isinstance(calibration, Iterator):
         raise InputError(
@@ -101,37 +97,33 @@ def _batches(calibration: Any) -> Iterator[Any]:
     )
 
 
-def _accepted_keywords(model: nn.Module) -> set[str] | None:
-    parameters = inspect.signature(model.forward).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return {p.name for p in parameters}
-
-
-def _call_arguments(batch: Any, accepted: set[str] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call_arguments(batch: Any, signature: inspect.Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How the model is called: a tensor is its argument, a dict gives keywords, a tuple's first item is the input."""
     if isinstance(batch, Tensor):
         return (batch,), {}
     if isinstance(batch, Mapping):
-        inputs = {str(k): v for k, v in batch.items() if k not in _LABEL_KEYS}
-        unknown = sorted(set(inputs) - accepted) if accepted is not None else []
+        parameters = signature.parameters
+        required = {name for name, p in parameters.items() if p.default is p.empty}  # an input, whatever its name
+        inputs = {str(k): v for k, v in batch.items() if k in required or k not in _LABEL_KEYS}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        unknown = [] if takes_any else sorted(set(inputs) - set(parameters))
         if unknown:
             raise InputError(
                 f"a calibration batch has the keys {', '.join(unknown)}, which the model's forward does not take "
-                f"(it takes {', '.join(sorted(accepted or ()))})"
+                f"(it takes {', '.join(sorted(parameters))})"
             )
         return (), inputs
     if isinstance(batch, list | tuple) and batch:
         first = batch[0]
         if isinstance(first, list | tuple):
             return tuple(first), {}
-        return _call_arguments(first, accepted)
+        return _call_arguments(first, signature)
     raise InputError(
         f"a calibration batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
     )
 
 
-def _join(column: tuple[Any, ...], index: int) -> Any:
+def _join(column: tuple[Any, ...]) -> Any:
     if not isinstance(column[0], Tensor) or not column[0].ndim:
         return column[0]
     shapes = {tuple(value.shape[1:]) for value in column}

@@ -533,3 +533,23 @@ def test_activations_are_freed_without_the_garbage_collector() -> None:
     finally:
         gc.enable()
     assert not alive
+
+
+class TwoInputs(nn.Module):
+    """`y` is an input here, though many data sets call their labels so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = self.c(torch.relu(self.b(torch.relu(self.a(x)) + y)))
+        return out
+
+
+def test_an_input_that_is_called_like_a_label_is_kept_and_labels_are_dropped() -> None:
+    torch.manual_seed(0)
+    batches = [{"x": torch.randn(6, 4), "y": torch.randn(6, 8), "labels": torch.zeros(6)} for _ in range(3)]
+    result = snows.prune(TwoInputs().eval(), batches, "2:4", recipe=QUICK, progress=False)
+    assert result.report.samples == 18
+    assert [layer.name for layer in result.report.layers] == ["b"]
