@@ -12,8 +12,8 @@ from .plan import Plan
 from .recipe import Recipe
 
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-# Bytes held by a linearized segment, as a multiple of its values: about 0.3 where only rectifiers keep theirs, up to
-# 2 where every value is needed twice (second derivatives of attention and layer norms).
+# Bytes held by a linearized segment, as a multiple of its values: at most 1 where only rectifiers keep theirs, about 2
+# where every value is needed twice (second derivatives of attention and layer norms).
 _LINEARIZED_FACTOR = {"gauss-newton": 1, "hessian": 2, "fisher": 2}
 _CPU_BYTES = 4 << 30
 _SHARE_OF_FREE = 0.3

@@ -36,10 +36,10 @@ class Moments:
         gram = cross = torch.zeros(())
         count = 0
         for x, y in pairs:
-            wide = torch.float32 if x.device.type == "mps" else torch.float64
+            place = "cpu" if x.device.type == "mps" else x.device  # which has no double precision
             transposed = x.transpose(1, 2)
-            gram = gram.to(x.device, wide) + (transposed @ x).to(wide)
-            cross = cross.to(x.device, wide) + (transposed @ y).to(wide)
+            gram = gram.to(place) + (transposed @ x).to(place).double()
+            cross = cross.to(place) + (transposed @ y).to(place).double()
             count += x.shape[1]
         return cls(gram / count, cross / count)
 
@@ -55,7 +55,7 @@ class RowBlocks:
 
     def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
         """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later."""
-        self.gram, self.kept, self.dtype = gram, kept, dtype
+        self.gram, self.kept, self.dtype = gram, kept.to(gram.device), dtype
         self.relative_damping = relative_damping
         # where every input is dead any scale will do: the damping keeps the weights as they are
         self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
@@ -77,28 +77,28 @@ class RowBlocks:
 
     def solve(self, rhs: Tensor) -> Tensor:
         """Apply the inverse blocks to rhs (rows x columns), in working precision: the preconditioner."""
+        home, rhs = rhs.device, rhs.to(self.gram.device)
         if not self.exact:
             diagonal = self._diagonal() + self.relative_damping * self.mean_diagonal
-            return rhs * self.kept / diagonal.to(rhs.dtype)
+            return (rhs * self.kept / diagonal.to(rhs.dtype)).to(home)
         result = torch.zeros_like(rhs)
         for rows, columns, inverse in self._inverses:
             gathered = rhs[rows[:, None], columns].to(self.dtype)
             result[rows[:, None], columns] = (inverse @ gathered.unsqueeze(-1)).squeeze(-1).to(rhs.dtype)
-        return result * self.kept
+        return (result * self.kept).to(home)
 
     def refit(self, weight: Tensor, cross: Tensor) -> Refit:
         """The least-squares weights on the kept inputs, damped towards `weight` (rows x columns).
 
         With exact blocks the preconditioner is the inverse itself: a few steps only polish its rounding.
         """
-        weight = weight * self.kept
-        residual = self._cross_rows(cross) - self._apply_gram(weight.to(self.gram.dtype))
-        residual = residual * self.kept
+        start = weight.to(self.gram.device).to(self.gram.dtype) * self.kept
+        residual = (self._cross_rows(cross) - self._apply_gram(start)) * self.kept
         options = CGOptions(max_steps=15 if self.exact else 50, relative_tolerance=1e-12 if self.exact else 1e-4)
         damping = self.relative_damping * self.mean_diagonal
         product: Product = lambda v: self._apply_gram(v) * self.kept  # noqa: E731
         change = conjugate_gradient(product, residual, options, self.solve, damping).solution
-        return Refit((weight.to(change.dtype) + change).to(weight.dtype), self.relative_damping)
+        return Refit((start + change).to(weight.dtype).to(weight.device), self.relative_damping)
 
     def _factor(self) -> None:
         """Invert every block, raising the damping until all of them are positive definite."""
@@ -162,12 +162,12 @@ class RowPreconditioner:
     """
 
     def __init__(self, blocks: RowBlocks, probe: Tensor, product_of_probe: Tensor) -> None:
-        estimate = (probe * product_of_probe).flatten(1).sum(1).double()
+        estimate = (probe * product_of_probe).flatten(1).sum(1).to(blocks.trace.device).double()
         floor = 1e-3 * estimate.clamp(min=0).mean()
         estimate = estimate.clamp(min=float(floor) or 1e-30)
         trace = blocks.trace.double().clamp(min=1e-30)
         self._blocks = blocks
-        self._scale = (trace / estimate).to(probe.dtype)[:, None]
+        self._scale = (trace / estimate).to(probe.dtype).to(probe.device)[:, None]
         self.mean_diagonal = float(estimate.sum() / blocks.kept.sum())
 
     def __call__(self, residual: Tensor) -> Tensor:
