@@ -60,7 +60,7 @@ def predict(model: nn.Module, x: Tensor, batch: int = _BATCH) -> Tensor:
     model.eval()
     try:
         with torch.no_grad():
-            return torch.cat([logits(_run(model, part.to(device, dtype))).float() for part in x.split(batch)])
+            return torch.cat([logits(_run(model, part.to(device, dtype))).float().cpu() for part in x.split(batch)])
     finally:
         for module, training in modes:
             module.training = training
