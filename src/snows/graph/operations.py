@@ -57,7 +57,7 @@ _LINEAR_PIECES = (
         "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "max_pool1d",
         "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d",
         "amax", "maximum", "minimum", "abs", "pad", "constant_pad_nd", "upsample_nearest2d", "upsample_bilinear2d",
-        "zeros_like", "constant_pad_nd",
+        "zeros_like",
     )
 )  # fmt: skip
 
