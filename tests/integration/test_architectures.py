@@ -285,5 +285,8 @@ def test_an_architecture_is_inspected_and_pruned(architecture: Architecture) -> 
 @pytest.mark.parametrize("architecture", [architecture.parameter for architecture in REFUSED])
 def test_an_architecture_without_prunable_layers_is_refused_with_the_reason(architecture: Architecture) -> None:
     assert architecture.refused is not None
+    model, samples = build(architecture)
+    found = inspect(model, samples, PATTERN, recipe=RECIPE)
+    assert all(layer.pattern is None for layer in found.layers)
     with pytest.raises(InputError, match=architecture.refused):
-        inspect(*build(architecture), PATTERN, recipe=RECIPE)
+        prune(model, samples, PATTERN, recipe=RECIPE, progress=False)
