@@ -154,6 +154,7 @@ def prune(
     chosen = setting.recipe(recipe)
     if pattern is None and mask != "weights" and not mask.endswith(".safetensors"):
         pattern = setting.default_pattern
+    setting.require_data()
     with setting.step("reading the model and the data"):
         dense, read = setting.model(), setting.data()
     common: dict[str, Any] = {
@@ -214,6 +215,7 @@ def evaluate(
     from .storage import load
 
     setting = Setting.read(model, data, weights, samples, seed, config, device, quiet or as_json)
+    setting.require_data()
     with setting.step("reading the model and the data"):
         dense, read = setting.model(), setting.data()
         networks = [("dense", dense)]

@@ -77,14 +77,18 @@ class Setting:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise InputError(f"the device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
-    def data(self) -> Data:
-        from .data import load_data
-
+    def require_data(self) -> str:
+        """The name of the data, asked for before anything is read."""
         if self.data_name is None:
             from .data import HELP
 
             raise ArgumentError(f"--data is needed for the model {self.model_name}: {HELP}")
-        return load_data(self.data_name, self.samples, self.seed, self._data_config())
+        return self.data_name
+
+    def data(self) -> Data:
+        from .data import load_data
+
+        return load_data(self.require_data(), self.samples, self.seed, self._data_config())
 
     def random_images(self) -> Any:
         import torch
