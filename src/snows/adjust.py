@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .curvature import CurvatureKind, Objective, restrict
+from .graph import Segment
 from .memory import Memory, linearized_bytes
 from .problem import LayerProblem
 from .recipe import Recipe
@@ -27,6 +28,13 @@ class Start:
     curvature: CurvatureKind
 
 
+def curvature_kind(recipe: Recipe, segment: Segment) -> CurvatureKind:
+    """Where every operation is piecewise linear, Gauss-Newton is the Hessian; elsewhere "auto" takes the Hessian."""
+    if recipe.curvature != "auto":
+        return recipe.curvature
+    return "gauss-newton" if segment.piecewise_linear else "hessian"
+
+
 def solve_layer(
     problem: LayerProblem,
     masked: Tensor,
@@ -38,11 +46,7 @@ def solve_layer(
 ) -> tuple[Newton, Start]:
     """Newton-CG on the K-step loss of one layer, from the better of two starts."""
     segment = problem.segment
-    kind: CurvatureKind
-    if recipe.curvature == "auto":
-        kind = "gauss-newton" if segment.piecewise_linear else "hessian"
-    else:
-        kind = recipe.curvature
+    kind = curvature_kind(recipe, segment)
     objective = problem.objective(recipe.normalization)
     blocks = None
     if recipe.start == "closed-form" or recipe.preconditioner == "rows":

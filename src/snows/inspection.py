@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .adjust import curvature_kind
 from .graph import Graph
 from .memory import linearized_bytes, micro_batch_size
 from .patterns import PatternRules
@@ -93,12 +94,8 @@ def _pruned(
         positions = graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
         gram = 2 * samples * positions * layer.columns**2 * layer.groups
         live = graph.live_bytes(layer.position)
-        memory = linearized_bytes(segment.cost.bytes) * max(micro, products) + 2 * live * samples
-        kind = (
-            ("gauss-newton" if segment.piecewise_linear else "hessian")
-            if recipe.curvature == "auto"
-            else recipe.curvature
-        )
+        kind = curvature_kind(recipe, segment)
+        memory = linearized_bytes(segment.cost.bytes, kind) * max(micro, products) + 2 * live * samples
         rows.append(
             LayerInspection(
                 layer.name,

@@ -34,6 +34,15 @@ def as_device(device: torch.device | str | None) -> torch.device | None:
         raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
 
 
+def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:
+    """Put the module itself on a device; None leaves it where it is."""
+    try:
+        return model.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's kinds for a device that is not there
+        line = str(error).strip().splitlines()[0]
+        raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
+
+
 def prepare(model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int) -> Prepared:
     """Copy, read, shuffle, capture."""
     work, absorbed = _working_copy(model, as_device(device))
@@ -70,11 +79,7 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
     work = _copy(model)
     masks = _absorb_pruning(work)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
-    try:
-        work = work.to(device=device, dtype=torch.float32 if half else None).eval()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        line = str(error).strip().splitlines()[0]
-        raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
+    work = move(work, device, torch.float32 if half else None).eval()
     for parameter in work.parameters():
         parameter.requires_grad_(False)
         if parameter.ndim == 4:  # the layout convolution kernels are fastest in

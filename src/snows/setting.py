@@ -68,14 +68,10 @@ class Setting:
 
     def model(self, pretrained: bool = True) -> nn.Module:
         from .models import build_model
-        from .preparation import as_device
+        from .preparation import as_device, move
 
         device = as_device(self.device)
-        model = build_model(self.model_name, self.weights, pretrained)
-        try:
-            return model.to(device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise InputError(f"the device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        return move(build_model(self.model_name, self.weights, pretrained), device)
 
     def require_data(self) -> str:
         """The name of the data, asked for before anything is read."""
