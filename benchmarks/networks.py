@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from snows.data import read_npz
 from snows.embedded.resnet20 import ResNet20
 
 
@@ -93,6 +95,21 @@ NETWORKS = {  # class, file, mean and standard deviation of the input
     "resnet50": (ResNet50, "resnet50_imagenet.safetensors", IMAGENET),
     "mobilenet": (MobileNetV1, "mobilenet_v1_imagenet.safetensors", (HALF, HALF)),
 }
+
+
+def resnet20() -> nn.Module:
+    """For the command line: `benchmarks/networks.py:resnet20`."""
+    return ResNet20()
+
+
+def cifar10() -> tuple[Tensor, Tensor, Tensor]:
+    """For the command line, as data: 5,000 training images, then the test images with labels."""
+    shared = Path(os.environ.get("SNOWS_SHARED", "../shared"))
+    mean, std = normalization("resnet20")
+    calibration, _ = read_npz(shared / "data" / "cifar10_train5k.npz", mean, std)
+    test, labels = read_npz(shared / "data" / "cifar10_test.npz", mean, std)
+    assert labels is not None
+    return calibration, test, labels
 
 
 def load_network(name: str, shared: Path) -> nn.Module:

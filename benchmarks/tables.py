@@ -1,27 +1,57 @@
-"""Writes the tables of the README from benchmarks/results. With --check: fails if they are not up to date."""
+"""Writes the tables of the documents from benchmarks/results. With --check: fails if they are not up to date."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 HERE = Path(__file__).parent
-README = HERE.parent / "README.md"
-BEGIN, END = "<!-- accuracy:begin -->", "<!-- accuracy:end -->"
+RESULTS = HERE / "results"
+README, MASKS = HERE.parent / "README.md", HERE.parent / "docs" / "masks.md"
 TITLES = {
     "resnet20": "ResNet20, CIFAR-10",
     "resnet50": "ResNet50, ImageNet",
     "mobilenet": "MobileNetV1, ImageNet",
 }
+PUBLISHED = {  # unstructured, without retraining; from the papers
+    "magnitude": (88.44, 85.24, 78.79, 54.01, 11.79),
+    "woodfisher": (90.23, 87.96, 81.05, 62.63, 11.49),
+    "cbs": (90.58, 88.88, 81.84, 51.28, 13.68),
+    "chita": (90.60, 89.22, 84.12, 57.90, 15.60),
+    "falcon": (90.87, 89.67, 84.42, 65.17, 19.14),
+}
 
 
-def row(result: dict[str, Any]) -> str:
-    case, summary = result["case"], result["summary"]
-    memory = f"{summary['peak_memory_gib']:.1f} GiB" if summary["peak_memory_gib"] else "–"
-    cells = [
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def table(titles: list[str], rows: list[list[str]], device: str) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in [titles, ["---"] * len(titles), *rows]]
+    return "\n".join([*lines, "", f"Measured on: {device}."])
+
+
+def memory(size: float | None) -> str:
+    return f"{size:.1f} GiB" if size else "–"
+
+
+def accuracy() -> str:
+    titles = ["network", "pattern", "recipe", "images", "orders", "dense", "mask only", "K=0", "SNOWS", "drop, 95 %"]
+    titles += ["time", "memory"]
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("accuracy-*.json"))]
+    order = list(TITLES)
+    results.sort(key=lambda r: (order.index(r["case"]["network"]), r["case"]["pattern"] != "2:4", r["case"]["recipe"]))
+    devices = sorted({result["environment"]["device"] for result in results})
+    return table(titles, [_accuracy_row(result["case"], result["summary"]) for result in results], ", ".join(devices))
+
+
+def _accuracy_row(case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+    return [
         TITLES[case["network"]],
         case["pattern"],
         case["recipe"],
@@ -33,33 +63,92 @@ def row(result: dict[str, Any]) -> str:
         f"**{summary['snows']:.2f}**",
         f"{summary['drop']:.2f} ± {summary['drop_interval']:.2f}",
         f"{summary['seconds']:.0f} s",
-        memory,
+        memory(summary["peak_memory_gib"]),
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
-def table() -> str:
-    titles = ["network", "pattern", "recipe", "images", "orders", "dense", "mask only", "K=0", "SNOWS", "drop, 95 %"]
-    titles += ["time", "memory"]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    results = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("accuracy-*.json"))]
-    order = list(TITLES)
-    results.sort(key=lambda r: (order.index(r["case"]["network"]), r["case"]["pattern"] != "2:4", r["case"]["recipe"]))
-    devices = sorted({result["environment"]["device"] for result in results})
-    return "\n".join([*lines, *map(row, results), "", f"Measured on: {', '.join(devices)}."])
+def published() -> str:
+    result = read("masks-published")
+    sparsities = list(next(iter(result["rows"].values())))
+    rows = []
+    for method, cells in result["rows"].items():
+        rows.append(
+            [method, *(f"{mean(cells[s]):.2f} ({min(cells[s]):.2f} to {max(cells[s]):.2f})" for s in sparsities)]
+        )
+        if method in PUBLISHED:
+            rows.append([f"{method}, published", *(f"{value:.2f}" for value in PUBLISHED[method])])
+    return table(["method", *sparsities], rows, result["environment"]["device"])
+
+
+def unstructured() -> str:
+    result = read("masks-unstructured")
+    sparsities = list(dict.fromkeys(row["pattern"] for row in result["rows"]))
+    rows = []
+    for samples in sorted({row["samples"] for row in result["rows"]}):
+        found = {row["pattern"]: row for row in result["rows"] if row["samples"] == samples}
+        cells = [f"{found[s]['accuracy']:.2f}" if s in found else "–" for s in sparsities]
+        rows.append([f"{samples} images, from {result['dense']:.2f}", *cells])
+    rows.append(["the paper, 1,000 images, from 92.56", "92.28", "91.90", "90.87", "87.82", "64.80"])
+    return table(["", *sparsities], rows, result["environment"]["device"])
+
+
+def nm_masks() -> str:
+    result = read("compare-resnet20")
+    paper = {  # drop after SNOWS, from 92.58
+        ("magnitude", "1:4"): 4.76, ("magnitude", "2:4"): 0.70, ("sparsegpt", "1:4"): 6.48, ("sparsegpt", "2:4"): 0.64,
+        ("obc", "1:4"): 3.49, ("obc", "2:4"): 0.72,
+    }  # fmt: skip
+    cells = {(row["mask"], row["pattern"], row["snows"]): row for row in result["rows"]}
+    rows = []
+    for (mask, pattern), drop in paper.items():
+        without, with_snows = cells[mask, pattern, False], cells[mask, pattern, True]
+        rows.append([
+            pattern, mask, f"{100 * without['top1']:.2f}", f"**{100 * with_snows['top1']:.2f}**",
+            f"{100 * with_snows['drop']:.2f}", f"{drop:.2f}", f"{with_snows['seconds']:.0f} s",
+        ])  # fmt: skip
+    rows.sort()
+    titles = ["pattern", "mask", "without SNOWS", "with SNOWS", "drop", "the paper's drop", "time"]
+    return table(titles, rows, result["settings"]["device"])
+
+
+def resnet50() -> str:
+    result = read("masks-resnet50")
+    titles = ["pattern", "mask", "SNOWS", "top-1", "drop, 95 %", "time", "memory"]
+    rows = [
+        [
+            row["pattern"], row["mask"], "yes" if row["snows"] else "no", f"{row['accuracy']:.2f}",
+            f"{row['drop']:.2f} ± {row['drop_interval']:.2f}", f"{row['seconds']:.0f} s",
+            memory(row["peak_memory_bytes"] / 2**30),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
+
+
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {"accuracy": accuracy},
+    MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
+}
+
+
+def filled(text: str, tables: dict[str, Callable[[], str]]) -> str:
+    for name, make in tables.items():
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    new = f"{before}{BEGIN}\n{table()}\n{END}{after}"
-    if options.check:
-        sys.exit(0 if new == text else "README.md is not up to date: run `make docs-table`")
-    README.write_text(new, encoding="utf-8")
+    for path, tables in TABLES.items():
+        text = path.read_text(encoding="utf-8")
+        new = filled(text, tables)
+        if options.check and new != text:
+            sys.exit(f"{path.name} is not up to date: run `make docs-table`")
+        path.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,33 +15,61 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Result, prune
+    from .bakeoff import compare
     from .cascade import Event
     from .evaluation import evaluate
     from .inspection import inspect
+    from .masks.alps import ALPS
+    from .masks.cap import CAP
+    from .masks.cbs import CBS
+    from .masks.check import check_mask_method
+    from .masks.chita import CHITA
+    from .masks.falcon import FALCON
     from .masks.magnitude import Magnitude
+    from .masks.obc import OBC
     from .masks.random import Random
+    from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
+    from .masks.woodfisher import WoodFisher
     from .patterns import NM, Unstructured
     from .recipe import Recipe
     from .storage import load
+    from .verification import verify
 
 _HOME = {
+    "ALPS": "masks.alps",
+    "CAP": "masks.cap",
+    "CBS": "masks.cbs",
+    "CHITA": "masks.chita",
     "Event": "cascade",
+    "FALCON": "masks.falcon",
     "Magnitude": "masks.magnitude",
     "NM": "patterns",
+    "OBC": "masks.obc",
     "Random": "masks.random",
     "Recipe": "recipe",
     "Result": "api",
+    "SparseGPT": "masks.sparsegpt",
     "Unstructured": "patterns",
     "Wanda": "masks.wanda",
+    "WoodFisher": "masks.woodfisher",
+    "check_mask_method": "masks.check",
+    "compare": "bakeoff",
     "evaluate": "evaluation",
     "inspect": "inspection",
     "load": "storage",
     "prune": "api",
+    "verify": "verification",
 }
 
 __all__ = [
+    "ALPS",
+    "CAP",
+    "CBS",
+    "CHITA",
+    "FALCON",
     "NM",
+    "OBC",
     "ArgumentError",
     "CaptureError",
     "Event",
@@ -52,13 +80,18 @@ __all__ = [
     "Result",
     "SnowsError",
     "SnowsWarning",
+    "SparseGPT",
     "Unstructured",
     "Wanda",
+    "WoodFisher",
     "__version__",
+    "check_mask_method",
+    "compare",
     "evaluate",
     "inspect",
     "load",
     "prune",
+    "verify",
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .budgets import spread_out
 from .cascade import Event, cascade
+from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
-from .given import masks_from_mapping, masks_from_weights, warn_of_empty_rows
+from .given import given_masks, settle_reference, warn_of_empty_rows
 from .graph.segment import Values
-from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method
+from .journal import Journal
+from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .memory import memory_limits, micro_batch_size
-from .patterns import PatternRules
+from .network import CalibratedNetwork
+from .patterns import NM, PatternRules
+from .permutation import Permuted, permute_channels
 from .plan import Names, Plan, make_plan, resolve
 from .preparation import Prepared, as_device, prepare, with_weights
+from .probe import SAMPLES, first_samples
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
+from .state import open_journal
 from .version import __version__
+
+_PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did
 
 
 @dataclass(frozen=True)
@@ -38,12 +47,17 @@ class Result:
     report: Report
     recipe: Recipe
     source: str | None = None  # the name the dense model was built from, if it has one
+    probe: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # a few inputs, kept with the answers when saved
 
-    def save(self, directory: str | Path) -> Path:
-        """Write model, masks, report and recipe into a new folder; never over other files."""
+    def save(self, directory: str | Path, *, compact: bool = False, force: bool = False) -> Path:
+        """Write model, masks, probe, report, recipe and manifest into a new folder; never over other files.
+
+        compact  store kept weights only (model.compact.safetensors, which `snows.load` expands)
+        force    replace a folder that holds another saved result, and nothing else
+        """
         from .storage import save
 
-        return save(self, Path(directory))
+        return save(self, Path(directory), compact, force)
 
 
 def prune(
@@ -60,6 +74,9 @@ def prune(
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: bool | Callable[[Event], None] = True,
+    labels: Literal["model", "given"] = "model",
+    permute: bool = False,
+    resume: str | Path | None = None,
 ) -> Result:
     """Prune a trained model without retraining and without labels.
 
@@ -67,7 +84,9 @@ def prune(
     calibration  a few thousand unlabeled samples: a tensor, a Dataset, a DataLoader or a re-iterable of batches
     pattern      "N:M" (N kept of every M input channels), a sparsity in (0, 1), NM, Unstructured, or {glob: pattern};
                  may be left out when `mask` says everything
-    mask         "magnitude", "random", "wanda", a mask method, {name: bool tensor}, or "weights" (zeros are the mask)
+    mask         "magnitude", "random", "wanda", a mask method; or masks from elsewhere: {name: tensor of bools, or of 0
+                 and 1}, a file of masks or of pruned weights, a pruned copy of the model, or "weights" (the zeros of
+                 the model's weights). A model with masks of torch.nn.utils.prune or NVIDIA's ASP brings its own
     layers       names or globs to prune; default: every layer but the first and the last. `exclude` takes some out
     horizon      the paper's K; 0 is layer-wise reconstruction; None: the recipe's
     solver       "newton", or None: mask only
@@ -75,12 +94,20 @@ def prune(
     device       where to work; default: where the model is
     seed         order of the samples and random probes
     progress     True: a progress bar; or a callback that gets each Event
+    labels       of the mask methods that take gradients of a loss: "model", the network's own predictions, or "given",
+                 those that come with the calibration batches
+    permute      re-order channels first, so that fewer large weights compete within the groups of an N:M pattern; the
+                 network computes what it did
+    resume       a folder that keeps every finished layer. The same call goes on where it was stopped and ends with the
+                 same weights; a folder of another model, of other data or choices is refused
     """
     began = time.perf_counter()
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
     if solver not in ("newton", None):
         raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
+    if labels not in ("model", "given"):
+        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
     chosen = as_recipe(recipe)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
@@ -88,13 +115,23 @@ def prune(
 
     with warnings.catch_warnings(record=True) as caught, _own_world(device):
         warnings.simplefilter("always", SnowsWarning)
-        world = prepare(model, calibration, device, seed)
+        world = prepare(model, calibration, device, seed, labels == "given")
         _reset_peak_memory(world.device)
         given, method = _read_mask(mask, rules, world)
         concrete = resolve(chosen, world.graph)
         plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
         plan.require_layers()
-        choice = _choose_masks(given, method, world, plan, seed)
+        permuted = _permute(model, world, plan, given, seed) if permute else None
+        if permuted is not None:
+            model = permuted.model
+            world = prepare(model, calibration, device, seed, labels == "given")
+            plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
+        settings = {
+            "pattern": None if rules is None else str(rules), "mask": describe(mask), "layers": describe(layers),
+            "exclude": describe(exclude), "solver": solver, "labels": labels, "permute": permute, "seed": seed,
+        }  # fmt: skip
+        journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
+        choice, plan_of_method = _choose_masks(given, method, world, plan, seed, journal)
         solves: dict[str, list[SolveReport]] = {planned.layer.name: [] for planned in plan.pruned}
         if solver is None and not isinstance(method, LayerMethod):
             weights = {
@@ -105,7 +142,7 @@ def prune(
             with _telling(progress, solves) as tell:
                 weights = cascade(
                     world.graph,
-                    plan,
+                    plan_of_method,
                     *_micro_batches(world, plan, concrete),
                     choice,
                     method if isinstance(method, LayerMethod) else None,
@@ -114,6 +151,7 @@ def prune(
                     seed,
                     tell,
                     adjust=solver is not None,
+                    journal=journal,
                 )
         masks = {planned.layer.parameter: choice.masks[planned.layer.parameter] for planned in plan.pruned}
         warn_of_empty_rows(masks)
@@ -121,15 +159,20 @@ def prune(
 
     report = _report(model, plan, masks, solves, solver is not None)
     report.pattern = "given" if rules is None else str(rules)
-    report.mask = mask if isinstance(mask, str) else "given" if isinstance(mask, Mapping) else repr(mask)
+    brought = method is None and not (isinstance(mask, str) and mask == "weights")
+    report.mask = "given" if brought else mask if isinstance(mask, str) else repr(mask)
     report.recipe = dataclasses.asdict(chosen)
+    if permuted is not None:
+        report.permutation = {"kept_before": permuted.kept_before, "kept_after": permuted.kept_after}
     report.samples, report.seed = world.samples.count, seed
     report.device, report.peak_memory_bytes = _device_facts(world.device)
-    report.warnings = [str(w.message) for w in caught if issubclass(w.category, SnowsWarning)]
+    report.warnings = list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, SnowsWarning)))
     report.seconds = time.perf_counter() - began
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=2)
-    return Result(pruned, {name: kept.cpu() for name, kept in masks.items()}, report, chosen)
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    probe = first_samples(*world.samples.call_arguments(0, SAMPLES), dtype)
+    return Result(pruned, {name: kept.cpu() for name, kept in masks.items()}, report, chosen, probe=probe)
 
 
 @contextmanager
@@ -171,23 +214,70 @@ def _read_mask(
     mask: Any, rules: PatternRules | None, world: Prepared
 ) -> tuple[dict[str, Tensor] | None, MaskMethod | None]:
     """Masks that are given as they are, or the method that will choose them."""
-    if isinstance(mask, Mapping):
-        return masks_from_mapping(mask, world.graph), None
-    if (isinstance(mask, str) and mask == "weights") or (rules is None and world.absorbed):
-        return masks_from_weights(world.graph, world.absorbed), None
+    given = given_masks(mask, world)
+    if given is None and rules is None and world.own_masks:
+        given = given_masks("weights", world)
+    if given is not None:
+        return given, None
     if rules is None:
         raise ArgumentError("no pattern is given; expected one such as '2:4' or 0.7, or masks that say everything")
     return None, as_method(mask)
 
 
-def _choose_masks(
-    given: dict[str, Tensor] | None, method: MaskMethod | None, world: Prepared, plan: Plan, seed: int
-) -> Choice:
+def _permute(model: nn.Module, world: Prepared, plan: Plan, given: dict[str, Tensor] | None, seed: int) -> Permuted:
+    """The same network with channels re-ordered for the N:M patterns of the plan."""
     if given is not None:
-        return Choice({planned.layer.parameter: given[planned.layer.parameter] for planned in plan.pruned})
+        raise ArgumentError("permute re-orders channels, which a given mask would not follow; leave one of them out")
+    if not any(isinstance(pattern, NM) for pattern in plan.patterns.values()):
+        raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
+    first = next(model.parameters())
+    args, kwargs = world.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
+    return permute_channels(model, world.graph, plan.patterns, args, kwargs, seed)
+
+
+def _choose_masks(
+    given: dict[str, Tensor] | None,
+    method: MaskMethod | None,
+    world: Prepared,
+    plan: Plan,
+    seed: int,
+    journal: Journal,
+) -> tuple[Choice, Plan]:
+    """What is known before the cascade begins, and the plan with each layer's own sparsity."""
+    if method is None:
+        assert given is not None
+        masks = {planned.layer.parameter: given[planned.layer.parameter] for planned in plan.pruned}
+        settle_reference(world, masks)
+        return Choice(masks), plan
+    stored = journal.recall_choice() if isinstance(method, NetworkMethod) else None
+    if stored is not None:
+        return stored, plan
+    keep = memory_limits(world.device).targets
+    network = CalibratedNetwork(world.graph, world.samples, plan.patterns, seed, world.samples.labels, keep)
+    together = isinstance(method, NetworkMethod)
+    network.patterns = spread_out(plan.patterns, network, default_spread(method), together)
+    plan = plan.with_patterns(network.patterns)
     if isinstance(method, NetworkMethod):
-        return method.choose({name: world.graph.parameters[name] for name in plan.patterns}, plan.patterns, seed)
-    return Choice({})  # a layer method fills it in on the way
+        choice = method.choose(network)
+        missing = [name for name in plan.patterns if name not in choice.masks]
+        if missing:
+            raise ArgumentError(f"the mask method {method!r} gave no mask for {', '.join(missing[:3])}")
+        journal.record_choice(choice)
+        return choice, plan
+    return Choice({}), plan  # a layer method fills it in on the way
+
+
+def _settings(world: Prepared, recipe: Recipe, choices: dict[str, Any]) -> dict[str, Any]:
+    """What decides the result of a run."""
+    return {
+        "weights": digest(world.graph.parameters),
+        "calibration": digest([world.samples.leaves, world.samples.labels]),
+        "samples": world.samples.count,
+        **choices,
+        "recipe": dataclasses.asdict(recipe),
+        "device": _device_facts(world.device)[0],
+        "versions": {"snows": __version__, "torch": str(torch.__version__)},
+    }
 
 
 def _micro_batches(world: Prepared, plan: Plan, recipe: Recipe) -> tuple[list[Values], tuple[int, ...]]:

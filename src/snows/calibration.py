@@ -1,4 +1,4 @@
-"""Calibration samples: whatever the user has, read once into one table of tensors. Labels are dropped."""
+"""Calibration samples: whatever the user has, read once into one table. Labels are dropped unless asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from .errors import InputError, SnowsWarning
+from .errors import ArgumentError, InputError, SnowsWarning
 
 _LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
 _READ_AT_ONCE = 256
@@ -26,6 +26,7 @@ class Samples:
     leaves: list[Any]
     spec: pytree.TreeSpec
     count: int
+    labels: Tensor | None = None  # one whole number for each sample, where they were asked for
 
     def call_arguments(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = pytree.tree_unflatten(self.rows(start, stop), self.spec)
@@ -35,11 +36,13 @@ class Samples:
         return [leaf[start:stop] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
 
     def shuffled(self, seed: int) -> Samples:
+        check_seed(seed)
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
         return Samples(
             [leaf[order] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves],
             self.spec,
             self.count,
+            None if self.labels is None else self.labels[order],
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
@@ -49,15 +52,25 @@ class Samples:
             layout = torch.channels_last if leaf.ndim == 4 else torch.preserve_format
             return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype, memory_format=layout)
 
-        return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count)
+        labels = None if self.labels is None else self.labels.to(device)
+        return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count, labels)
 
 
-def read_samples(calibration: Any, model: nn.Module) -> Samples:
-    """From a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts)."""
+def check_seed(seed: object) -> None:
+    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+        raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
+
+
+def read_samples(calibration: Any, model: nn.Module, with_labels: bool = False) -> Samples:
+    """From a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts).
+
+    Labels, where they are asked for, are the second item of a tuple or the entry of a dict that is named so.
+    """
     signature = inspect.signature(model.forward)
     tables: list[list[Any]] = []
     spec: pytree.TreeSpec | None = None
     count = 0
+    labels: list[Tensor] = []
     for batch in _batches(calibration):
         call = _call_arguments(batch, signature)
         leaves, this = pytree.tree_flatten(call)
@@ -70,11 +83,13 @@ def read_samples(calibration: Any, model: nn.Module) -> Samples:
             raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
         spec = this
         tables.append(leaves)
-        count += sizes.pop()
+        count += (size := sizes.pop())
+        if with_labels:
+            labels.append(_labels(batch, size))
     if spec is None or count == 0:
         raise InputError("the calibration data has no batches; give at least one (a few thousand samples work best)")
     leaves = [_join(column) for column in zip(*tables, strict=True)]
-    samples = Samples(leaves, spec, count)
+    samples = Samples(leaves, spec, count, torch.cat(labels) if with_labels else None)
     _check_values(samples)
     return samples
 
@@ -121,6 +136,21 @@ def _call_arguments(batch: Any, signature: inspect.Signature) -> tuple[tuple[Any
     raise InputError(
         f"a calibration batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
     )
+
+
+def _labels(batch: Any, size: int) -> Tensor:
+    found: Any = None
+    if isinstance(batch, Mapping):
+        found = next((value for key, value in batch.items() if key in _LABEL_KEYS), None)
+    elif isinstance(batch, list | tuple) and len(batch) > 1:
+        found = batch[1]
+    if not isinstance(found, Tensor) or found.shape != (size,) or found.is_floating_point():
+        what = f"{found.dtype} of shape {tuple(found.shape)}" if isinstance(found, Tensor) else "none"
+        raise InputError(
+            f"labels='given', but a calibration batch of {size} samples has {what}; expected batches (inputs, labels) "
+            "with one whole number for each sample, or a dict with the key 'labels'"
+        )
+    return found.detach().cpu().long()
 
 
 def _join(column: tuple[Any, ...]) -> Any:

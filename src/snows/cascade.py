@@ -11,6 +11,7 @@ from torch import Tensor
 from .adjust import Start, solve_layer
 from .graph import Graph
 from .graph.segment import Values
+from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
 from .memory import Memory
 from .plan import Plan, PlannedLayer
@@ -19,6 +20,8 @@ from .recipe import Recipe
 from .report import SolveReport
 from .solver import Newton, NewtonOutcome
 from .streams import Stream
+
+_REFIT_RIDGE = 1e-4  # of the weights that masks are chosen from: little, as nothing is removed yet
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,16 @@ def cascade(
     seed: int,
     tell: Callable[[Event], None],
     adjust: bool = True,
+    journal: Journal | None = None,
 ) -> dict[str, Tensor]:
     """Re-adjust every planned layer; returns the new weights by parameter name. Without `adjust`: masks alone.
 
     Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs.
     Each layer is solved with all layers before it already pruned and, in the first sweep, all behind it still dense.
-    `choice` is what a network method chose; a layer `method` fills it in on the way.
+    `choice` is what a network method chose; a layer `method` fills it in on the way. What the `journal` has is not done
+    again: the streams are moved past it when the next layer needs them.
     """
+    journal = journal or Journal()
     dense = graph.parameters
     current = dict(dense)
     for sweep in range(recipe.sweeps):
@@ -61,34 +67,45 @@ def cascade(
             layer = planned.layer
             where = (layer.name, index, len(plan.pruned), sweep, recipe.sweeps)
             tell(Event(*where))
-            began = time.perf_counter()
-            dense_stream.advance(layer.position)
-            pruned_stream.advance(layer.position)
-            segment = graph.segment(layer, planned.horizon)
-            problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets)
-            if sweep == 0:
-                if method is not None:
+            entry = journal.recall(sweep, index)
+            if entry is None:
+                began = time.perf_counter()
+                dense_stream.advance(layer.position)
+                pruned_stream.advance(layer.position)
+                segment = graph.segment(layer, planned.horizon)
+                problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets)
+                if sweep == 0 and method is not None:
                     _choose_mask(method, planned, problem, dense[layer.parameter], choice)
-                weight = choice.weights.get(layer.parameter, dense[layer.parameter])
-            else:
-                weight = current[layer.parameter]
-            mask = choice.masks[layer.parameter]
-            if not adjust:
-                current[layer.parameter] = weight * mask
-                tell(Event(*where, solve=_mask_only(sweep, time.perf_counter() - began)))
-                continue
-            solved, start = solve_layer(problem, weight * mask, mask, recipe, memory, seed, sweep)
-            current[layer.parameter] = solved.weight
-            del problem  # with its activations, before the streams move on
-            tell(Event(*where, solve=_solve_report(solved, start, sweep, time.perf_counter() - began)))
+                start = choice.weights.get(layer.parameter, dense[layer.parameter]) if sweep == 0 else None
+                mask = choice.masks[layer.parameter]
+                masked = (current[layer.parameter] if start is None else start) * mask
+                if adjust:
+                    solved, begin = solve_layer(problem, masked, mask, recipe, memory, seed, sweep)
+                    seconds = time.perf_counter() - began
+                    entry = Entry(solved.weight, mask, _solve_report(solved, begin, sweep, seconds))
+                else:
+                    entry = Entry(masked, mask, _mask_only(sweep, time.perf_counter() - began))
+                del problem  # with its activations, before the streams move on
+                journal.record(sweep, index, entry)
+            current[layer.parameter], choice.masks[layer.parameter] = entry.weight, entry.mask
+            tell(Event(*where, solve=entry.solve))
     return {planned.layer.parameter: current[planned.layer.parameter] for planned in plan.pruned}
 
 
 def _choose_mask(
     method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, weight: Tensor, choice: Choice
 ) -> None:
+    """Ask the method, with the statistics it wants (see LayerMethod)."""
     assert planned.pattern is not None
-    chosen = method.choose_layer(planned.layer.parameter, weight, problem.moments().gram, planned.pattern)
+    reads = getattr(method, "reads", "pruned")
+    if reads == "dense":
+        gram = problem.dense_gram()
+    else:
+        moments = problem.moments()
+        gram = moments.gram
+        if reads == "refitted":
+            weight = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight)
+    chosen = method.choose_layer(planned.layer.parameter, weight, gram, planned.pattern)
     choice.masks.update(chosen.masks)
     choice.weights.update(chosen.weights)
 

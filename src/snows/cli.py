@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
@@ -12,7 +13,7 @@ import typer
 
 from .errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from .setting import Setting, read_masks
-from .show import evaluation_table, make_console, print_inspection, print_prune
+from .show import evaluation_table, make_console, print_comparison, print_inspection, print_prune, print_verification
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_MASKS = "magnitude, random, wanda, sparsegpt, obc, alps, woodfisher, cbs, chita, falcon, cap"
+_COMPARED_MASKS = "magnitude,wanda,sparsegpt,obc,alps"
 _INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings, or of the one beside it
 
@@ -89,6 +92,12 @@ SamplesOption = Annotated[
         show_default=False,
     ),
 ]
+LabelsOption = Annotated[
+    str,
+    typer.Option(
+        "--labels", help="Of masks that need a loss: model (the model's own predictions) or given (the data's)."
+    ),
+]
 DeviceOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--device", help="cpu, cuda, mps … [default: an accelerator if there is one]", show_default=False),
@@ -102,6 +111,7 @@ ConfigOption = Annotated[
         "--config", help="A TOML file: [data] mean, std, size; [recipe] any choice of a recipe.", show_default=False
     ),
 ]
+DebugOption = Annotated[bool, typer.Option("--debug", help="With a failure, also print where it came from.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -124,55 +134,84 @@ def prune(
     pattern: PatternOption = None,
     mask: Annotated[
         str,
-        typer.Option("--mask", help="magnitude, random, wanda, weights (zeros are the mask), or a masks.safetensors."),
+        typer.Option(
+            "--mask",
+            help=f"{_MASKS}, weights (zeros are the mask), or a file of masks or of pruned weights (.safetensors, .pt, "
+            ".pth).",
+        ),
     ] = "magnitude",
     horizon: HorizonOption = None,
     layers: LayersOption = None,
     exclude: ExcludeOption = None,
     recipe: RecipeOption = "default",
     samples: SamplesOption = None,
+    labels: LabelsOption = "model",
+    permute: Annotated[
+        bool,
+        typer.Option("--permute", help="Re-order channels before an N:M mask is chosen; the function stays the same."),
+    ] = False,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", help="A new folder for model, masks, report and recipe.", show_default=False),
+    ] = None,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Save kept weights only: a smaller file, which snows expands.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the folder of --out if it holds another saved result.")
+    ] = False,
+    resume: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--resume",
+            help="A folder that keeps every finished layer: the same command goes on where it was stopped.",
+            show_default=False,
+        ),
     ] = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
+    debug: DebugOption = False,
 ) -> None:
     """Prune a model and re-adjust what is left. Without arguments: the embedded ResNet20, to 1:4.
 
     Calibration samples carry no labels. Where the data has more samples than are used, the rest evaluates the result.
     """
     from .api import prune as run
+    from .given import is_mask_file
     from .storage import refuse_existing
 
     if out is not None:
-        refuse_existing(out)
+        refuse_existing(out, force)
+    elif compact or force:
+        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
     setting = Setting.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = setting.recipe(recipe)
-    if pattern is None and mask != "weights" and not mask.endswith(".safetensors"):
+    if pattern is None and mask != "weights" and not is_mask_file(mask):
         pattern = setting.default_pattern
     setting.require_data()
     with setting.step("reading the model and the data"):
         dense, read = setting.model(), setting.data()
     common: dict[str, Any] = {
         "mask": read_masks(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": setting.device,
+        "labels": labels, "permute": permute,
     }  # fmt: skip
+    calibration = read.samples(labels == "given")
     rows = []
     if read.test is not None:
         with setting.step("evaluating the dense network"):  # first, so that what does not fit is said before the work
             rows = [{"network": "dense", **_figures(dense, read, dense)}]
     with setting.step("pruning with the mask alone"):
-        mask_only = run(dense, read.calibration, pattern, solver=None, progress=False, **common)
+        mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
     show = not (quiet or as_json)
     if setting.is_embedded and horizon is None:
         light = chosen.replace(sweeps=1)
-        layerwise = run(dense, read.calibration, pattern, recipe=light, horizon=0, progress=show, **common)
+        layerwise = run(dense, calibration, pattern, recipe=light, horizon=0, progress=show, **common)
     else:
         layerwise = None
-    result = run(dense, read.calibration, pattern, recipe=chosen, horizon=horizon, progress=show, **common)
+    result = run(dense, calibration, pattern, recipe=chosen, horizon=horizon, progress=show, resume=resume, **common)
     networks = [("mask only", mask_only.model)]
     networks += [("layer-wise (K=0)", layerwise.model)] if layerwise else []
     deepest = max(layer.horizon or 0 for layer in result.report.layers)
@@ -183,7 +222,7 @@ def prune(
     result.report.evaluation = rows
     result = _with_source(result, setting.model_name)
     if out is not None:
-        result.save(out)
+        result.save(out, compact=compact, force=force)
     print_prune(result.report, out, as_json, quiet)
 
 
@@ -204,6 +243,7 @@ def evaluate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
+    debug: DebugOption = False,
 ) -> None:
     """Top-1, top-5 and loss against labels; agreement with the dense network and KL divergence from it.
 
@@ -250,6 +290,7 @@ def inspect(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
+    debug: DebugOption = False,
 ) -> None:
     """Each layer: its shape, whether it takes the pattern (if not, why), its horizon, estimates of memory and time.
 
@@ -273,6 +314,142 @@ def inspect(
         print(json.dumps(data_out, indent=2))
     elif not quiet:
         print_inspection(found)
+
+
+@app.command()
+def compare(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pattern: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--pattern",
+            help="Patterns, with commas or by repeating the flag: --pattern 1:4,2:4 --pattern 0.7. One that names "
+            "layers stands alone: --pattern '1:4, layer1.*=2:4'. [default: 1:4 for the embedded model, else 2:4]",
+            show_default=False,
+        ),
+    ] = None,
+    mask: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--mask",
+            help="Masks as of `snows prune`, with commas or by repeating the flag; those that say everything (weights, "
+            f"a masks.safetensors) take no pattern. [default: {_COMPARED_MASKS}]",
+            show_default=False,
+        ),
+    ] = None,
+    horizon: HorizonOption = None,
+    layers: LayersOption = None,
+    exclude: ExcludeOption = None,
+    recipe: RecipeOption = "default",
+    samples: SamplesOption = None,
+    labels: LabelsOption = "model",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--out",
+            help="A folder that keeps every finished cell, comparison.json and comparison.md. The same command goes on "
+            "where it was stopped.",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Every mask to every pattern, each without and with SNOWS, in one table with time and memory.
+
+    A network that cannot be made is a row that says why, and the others go on.
+    """
+    from .bakeoff import compare as run
+    from .bakeoff import plan_cells
+    from .comparison import ComparisonInterrupted
+
+    if as_json and markdown:
+        raise ArgumentError("--json and --markdown are both given; expected one of them")
+    setting = Setting.read(model, data, weights, samples, seed, config, device, quiet or as_json or markdown)
+    chosen = setting.recipe(recipe)
+    patterns = _split_patterns(pattern or [setting.default_pattern])
+    named = [name.strip() for words in mask or [_COMPARED_MASKS] for name in words.split(",")]
+    masks = {name: read_masks(name) for name in named}
+    plan_cells(patterns, masks)  # wrong names are said before anything is read
+    setting.require_data()
+    with setting.step("reading the model and the data"):
+        dense, read = setting.model(), setting.data()
+    options: dict[str, Any] = {
+        "labels": labels, "layers": layers, "exclude": exclude, "horizon": horizon, "recipe": chosen,
+        "device": setting.device, "seed": seed, "out": out, "progress": not setting.quiet,
+    }  # fmt: skip
+    try:
+        found = run(
+            dense,
+            read.samples(labels == "given"),
+            patterns,
+            masks,
+            test=read.test,
+            test_labels=read.test_labels,
+            **options,
+        )
+    except ComparisonInterrupted as stopped:
+        print_comparison(stopped.comparison, as_json, markdown, quiet)
+        kept = "the same command goes on from here" if out else "pass --out DIR to go on from here the next time"
+        print(f"interrupted; {len(stopped.comparison.pruned)} finished; {kept}", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
+    print_comparison(found, as_json, markdown, quiet)
+    if len(found.failed) == len(found.pruned):
+        raise InputError(f"nothing could be compared: {found.failed[0].name}: {found.failed[0].error}")
+
+
+@app.command()
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder written by `snows prune --out`.", show_default=False)
+    ],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--model",
+            help="The model to run on the stored inputs, as of `snows prune`. [default: the recorded one, unless that "
+            "is code of your own]",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Check a saved result: every byte as written, patterns, exact zeros, and the recorded outputs.
+
+    Prints one sentence for everything that is wrong; the exit status is then 1.
+    """
+    from .verification import verify as check
+
+    network = None
+    if model is not None:
+        from .models import build_model
+
+        network = build_model(model, pretrained=False)
+    found = check(directory, network)
+    print_verification(directory, found, as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _split_patterns(texts: list[str]) -> list[str]:
+    """Patterns are separated by commas, as are the parts of one that names layers: such a text is one pattern."""
+    from .patterns import PatternRules
+
+    patterns = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",")]
+        names_layers = any(glob != "*" for part in parts for glob, _ in PatternRules.parse(part).rules)
+        patterns += [text] if names_layers else parts
+    return patterns
 
 
 def _figures(network: nn.Module, read: Data, dense: nn.Module | None) -> dict[str, float]:
@@ -304,6 +481,8 @@ def main() -> None:
         _fail(str(error), 2 if isinstance(error, ArgumentError) else 1)
     except _UsageError as error:
         _fail(f"{error.format_message()} (see `snows --help`)", 2)
+    except OSError as error:  # a name that is too long, a folder that may not be read, a full disk …
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except MemoryError:
         _fail("out of memory; use fewer --samples or a shorter --horizon", 1)
     except RuntimeError as error:
@@ -316,6 +495,8 @@ def main() -> None:
 
 
 def _fail(sentence: str, status: int) -> NoReturn:
+    if "--debug" in sys.argv:  # looked for here: what failed may be the reading of the flags
+        traceback.print_exc()
     print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(status)
 

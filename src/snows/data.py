@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, Subset
 
 from . import embedded
+from .calibration import check_seed
 from .errors import ArgumentError, InputError, SnowsWarning
 from .models import call_factory
 
@@ -44,17 +43,25 @@ class Data:
     calibration: Any
     test: Tensor | None = None
     test_labels: Tensor | None = None
+    calibration_labels: Tensor | None = None
+
+    def samples(self, with_labels: bool) -> Any:
+        """The calibration samples as `snows.prune` takes them. Factories give labels within their batches."""
+        if not with_labels or self.calibration_labels is None:
+            return self.calibration
+        return [(self.calibration, self.calibration_labels)]
 
 
 def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None = None) -> Data:
     """Calibration samples and disjoint test samples of the named data."""
     if samples < 1:
         raise ArgumentError(f"samples is {samples}; expected at least 1")
+    check_seed(seed)
     config = config or DataConfig()
     kind, _, rest = name.rpartition(":")
     if name == embedded.DATA:
-        x, _, test_x, test_y = embedded.images()
-        return Data(x[:samples], test_x, test_y)
+        x, y, test_x, test_y = embedded.images()
+        return Data(x[:samples], test_x, test_y, y[:samples])
     if kind == "folder" and rest:
         return _split(*_read_folder(Path(rest), samples + _TEST_SAMPLES, seed, config), samples, seed=None)
     if kind == "npz" and rest:
@@ -70,10 +77,10 @@ def _split(x: Tensor, y: Tensor | None, samples: int, seed: int | None) -> Data:
     if seed is not None:
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: samples + _TEST_SAMPLES]
         x, y = x[order], None if y is None else y[order]
-    rest = x[samples : samples + _TEST_SAMPLES]
-    if not len(rest):
-        return Data(x[:samples])
-    return Data(x[:samples], rest, None if y is None else y[samples : samples + _TEST_SAMPLES])
+    calibrating, testing = slice(samples), slice(samples, samples + _TEST_SAMPLES)
+    labels = (None, None) if y is None else (y[testing], y[calibrating])
+    rest = x[testing]
+    return Data(x[calibrating], rest if len(rest) else None, labels[0] if len(rest) else None, labels[1])
 
 
 def _from_factory(made: Any, samples: int, name: str) -> Data:
@@ -132,8 +139,11 @@ def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[T
         raise InputError(f"there is no file {path}") from error
     except InputError:
         raise
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise InputError(f"{path} cannot be read as npz: {error}") from error
+    except Exception as error:  # damaged archives raise many kinds
+        raise InputError(f"{path} cannot be read as npz: {_reason(error)}") from error
+    for key, value in arrays.items():
+        if not isinstance(value, np.ndarray):
+            raise InputError(f"{path}: {key} is no array; expected an npz file of arrays (numpy.savez)")
     if {"jpeg", "offsets"} <= set(arrays):
         pixels, labels = _decode(arrays["jpeg"], arrays["offsets"], path), arrays.get("labels")
     elif "x" in arrays:
@@ -149,13 +159,20 @@ def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[T
         raise InputError(f"{path} has {len(pixels)} samples and {len(labels)} labels")
     y = None if labels is None else torch.from_numpy(labels.astype(np.int64))
     if pixels.dtype != np.uint8:
-        return torch.from_numpy(pixels), y  # inputs as they are
+        return _as_tensor(pixels, path), y  # inputs as they are
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels.ndim != 4:
         raise InputError(f"{path}: x has shape {pixels.shape}; images are expected as n x height x width (x channels)")
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
     return _normalize(x, mean, std).contiguous(), y
+
+
+def _as_tensor(array: np.ndarray, path: Path) -> Tensor:
+    try:
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    except TypeError as error:  # such as float128
+        raise InputError(f"{path}: the samples are {array.dtype}, which torch does not know; give float32") from error
 
 
 def _normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -188,9 +205,9 @@ def _decode(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
     def one(i: int) -> np.ndarray:
         try:
             with image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())) as picture:
-                return np.asarray(picture.convert("RGB"))
-        except OSError as error:
-            raise InputError(f"{path}: image {i} cannot be decoded: {error}") from error
+                return np.asarray(_as_rgb(picture))
+        except Exception as error:  # damaged images raise many kinds
+            raise InputError(f"{path}: image {i} cannot be decoded: {_reason(error)}") from error
 
     with ThreadPoolExecutor() as pool:
         pictures = list(pool.map(one, range(len(offsets) - 1)))
@@ -225,13 +242,26 @@ def _open_image(file: Path, size: int) -> np.ndarray:
     image = _pillow()
     try:
         with image.open(file) as picture:
-            picture = picture.convert("RGB")
-    except OSError as error:
-        raise InputError(f"{file} cannot be read as an image: {error}") from error
+            picture = _as_rgb(picture)
+    except Exception as error:  # damaged images raise many kinds
+        raise InputError(f"{file} cannot be read as an image: {_reason(error)}") from error
     scale = round(size * 256 / 224) / min(picture.size)
     resized = picture.resize((max(size, round(picture.width * scale)), max(size, round(picture.height * scale))))
     left, top = (resized.width - size) // 2, (resized.height - size) // 2
     return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def _as_rgb(picture: Any) -> Any:
+    """8 bits for each color. Pillow alone would cut 16 bits off at 255, and fractions at 0."""
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):
+        return _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise ValueError("its pixels are 32-bit numbers of unknown range; save it with 8 or 16 bits for each color")
+    return picture.convert("RGB")
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _pillow() -> Any:

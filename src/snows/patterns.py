@@ -11,16 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .errors import ArgumentError
 
-# No layer keeps less than this share of the average density when weights are ranked over the whole network, so that
-# a global ranking cannot cut a layer off (90 % overall: at most 97.5 % in one layer).
 _LEAST_SHARE_OF_DENSITY = 0.25
+_ROUNDING = 1e-9  # 0.7 * 10 is 7, not 7.000000000000001
 
 
 @dataclass(frozen=True)
@@ -60,25 +59,47 @@ class NM:
         return int((kept > self.n).sum())
 
 
+Spread = Literal["uniform", "global", "erk", "lamp", "owl", "measured"]
+SPREADS: tuple[Spread, ...] = get_args(Spread)
+
+
 @dataclass(frozen=True)
 class Unstructured:
     """A share of the weights removed, wherever they are.
 
-    `spread` says how the share is spread over layers: "global" ranks all selected weights together (no layer loses
-    more than its cap), "uniform" removes the same share from each; None leaves it to the mask method.
+    `spread` says how the share is spread over layers (see `snows.budgets`); None leaves it to the mask method.
+    `of` says what the share is a share of: weights, or multiplications ("flops"; not exact, but never less).
+    `least` and `most` bound the sparsity of each layer.
     """
 
     sparsity: float
-    spread: Literal["global", "uniform"] | None = None
+    spread: Spread | None = None
+    of: Literal["weights", "flops"] = "weights"
+    least: float = 0.0
+    most: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.sparsity < 1:
+        if not 0 <= self.sparsity < 1:  # of nothing, where a budget leaves a layer whole
             raise ArgumentError(f"Unstructured({self.sparsity}): the sparsity is the fraction removed, between 0 and 1")
-        if self.spread not in (None, "global", "uniform"):
-            raise ArgumentError(f"Unstructured: spread is {self.spread!r}; expected 'global', 'uniform' or None")
+        if self.spread not in (None, *SPREADS):
+            known = ", ".join(repr(name) for name in SPREADS)
+            raise ArgumentError(f"Unstructured: spread is {self.spread!r}; expected {known} or None")
+        if self.of not in ("weights", "flops"):
+            raise ArgumentError(f"Unstructured: of is {self.of!r}; expected 'weights' or 'flops'")
+        if self.of == "flops" and self.spread not in (None, "measured", "uniform"):
+            raise ArgumentError(
+                f"Unstructured: a share of the flops cannot be spread {self.spread!r}; expected 'measured' or 'uniform'"
+            )
+        if not 0 <= self.least <= self.sparsity <= (1 if self.most is None else self.most) <= 1:
+            raise ArgumentError(
+                f"Unstructured({self.sparsity}): least is {self.least} and most {self.most}; "
+                "expected 0 <= least <= sparsity <= most <= 1"
+            )
 
     def __str__(self) -> str:
-        return f"{self.sparsity}" + (f" {self.spread}" if self.spread else "")
+        words = [f"{self.sparsity}", self.spread, "flops" if self.of == "flops" else None]
+        words += [f"min={self.least}" if self.least else None, None if self.most is None else f"max={self.most}"]
+        return " ".join(word for word in words if word)
 
     def refusal(self, shape: torch.Size) -> str | None:
         return None
@@ -86,33 +107,46 @@ class Unstructured:
     def best_mask(self, score: Tensor) -> Tensor:
         return keep_best({"": score}, self.sparsity)[""]
 
+    def bounds(self, size: int) -> tuple[int, int]:
+        """How many of a layer's weights may be removed: at least, and at most.
+
+        Unless told, a layer keeps a quarter of the average density, so that a ranking of the whole network cannot cut
+        it off (90 % overall: at most 97.5 % in one layer).
+        """
+        most = 1 - (1 - self.sparsity) * _LEAST_SHARE_OF_DENSITY if self.most is None else self.most
+        return math.ceil(self.least * size - _ROUNDING), math.floor(most * size + _ROUNDING)
+
 
 Pattern = NM | Unstructured
 
 
-def keep_best(scores: Mapping[str, Tensor], sparsity: float, cap: bool = False) -> dict[str, Tensor]:
+def keep_best(
+    scores: Mapping[str, Tensor], sparsity: float, bounds: Mapping[str, tuple[int, int]] | None = None
+) -> dict[str, Tensor]:
     """Remove exactly round(sparsity * n) of all n weights, the lowest scores first.
 
-    With `cap`, no layer keeps less than a quarter of the average density.
+    `bounds` say how many each layer loses at least and at most.
     """
     total = sum(score.numel() for score in scores.values())
     removed = round(sparsity * total)
-    flat = torch.cat([score.flatten() for score in scores.values()])
-    if cap and len(scores) > 1:
-        floor = (1 - sparsity) * _LEAST_SHARE_OF_DENSITY
-        protected = torch.cat([_best(score.flatten(), math.ceil(floor * score.numel())) for score in scores.values()])
-        flat = flat.masked_fill(protected, math.inf)
-    kept = torch.ones(total, dtype=torch.bool, device=flat.device)
-    kept[flat.argsort(stable=True)[:removed]] = False
-    sizes = [score.numel() for score in scores.values()]
-    parts = kept.split(sizes)
-    return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), parts, strict=True)}
+    parts = [score.flatten() for score in scores.values()]
+    order = torch.cat(parts).argsort(stable=True)
+    if bounds is not None and len(scores) > 1:
+        ranks = [_within(part, *bounds[name]) for name, part in zip(scores, parts, strict=True)]
+        order = order[torch.cat(ranks)[order].argsort(stable=True)]
+    kept = torch.ones(total, dtype=torch.bool, device=parts[0].device)
+    kept[order[:removed]] = False
+    split = kept.split([part.numel() for part in parts])
+    return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), split, strict=True)}
 
 
-def _best(score: Tensor, count: int) -> Tensor:
-    chosen = torch.zeros_like(score, dtype=torch.bool)
-    chosen[score.argsort(descending=True, stable=True)[:count]] = True
-    return chosen
+def _within(score: Tensor, least: int, most: int) -> Tensor:
+    """-1 for those that must go, 1 for those that must stay, 0 for all between."""
+    order = score.argsort(stable=True)
+    rank = torch.zeros_like(score, dtype=torch.int8)
+    rank[order[:least]] = -1
+    rank[order[most:]] = 1
+    return rank
 
 
 def parse_pattern(text: object) -> Pattern | None:
@@ -121,22 +155,40 @@ def parse_pattern(text: object) -> Pattern | None:
         return text
     if text is None or text == "dense":
         return None
-    if isinstance(text, str) and (match := re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)):
+    if isinstance(text, str) and (match := re.fullmatch(r"\s*(\d{1,9})\s*:\s*(\d{1,9})\s*", text)):
         n, m = int(match[1]), int(match[2])
         if not 0 < n < m:
             raise ArgumentError(f"pattern {text!r}: N:M keeps N of every M weights, so 0 < N < M is needed")
         return NM(n, m)
-    number, _, spread = text.strip().partition(" ") if isinstance(text, str) else (text, "", "")
+    words: list[Any] = text.split() if isinstance(text, str) else [text]
     try:
-        sparsity = float(number)  # type: ignore[arg-type]  # whatever is no number is refused below
-    except (TypeError, ValueError):
+        sparsity = float(words[0])
+    except (TypeError, ValueError, IndexError, OverflowError):
         sparsity = math.nan
-    if not 0 < sparsity < 1 or spread not in ("", "global", "uniform"):
+    options = _read_options(words[1:]) if 0 < sparsity < 1 else None
+    if options is None:
         raise ArgumentError(
-            f"pattern {text!r} is not understood; expected 'N:M' (N kept of every M, such as '2:4'), "
-            "a sparsity between 0 and 1 (such as 0.7, or '0.7 uniform'), snows.NM or snows.Unstructured"
+            f"pattern {text!r} is not understood; expected 'N:M' (N kept of every M, such as '2:4'), a sparsity "
+            f"between 0 and 1 (such as 0.7, '0.7 erk' or '0.7 measured flops max=0.9'; spread {', '.join(SPREADS)}), "
+            "snows.NM or snows.Unstructured"
         )
-    return Unstructured(sparsity, spread or None)  # type: ignore[arg-type]  # one of the two, see above
+    return Unstructured(sparsity, **options)
+
+
+def _read_options(words: list[str]) -> dict[str, Any] | None:
+    """The words behind a sparsity; None if one of them is not known."""
+    options: dict[str, Any] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if word in SPREADS:
+            options["spread"] = word
+        elif word == "flops":
+            options["of"] = word
+        elif key in ("min", "max") and re.fullmatch(r"[01]?\.?\d+", value):
+            options["least" if key == "min" else "most"] = float(value)
+        else:
+            return None
+    return options
 
 
 @dataclass(frozen=True)
@@ -150,8 +202,9 @@ class PatternRules:
         """One pattern for all, or {name or glob: pattern}; text may carry both: "1:4, layer1.*=2:4, head=dense"."""
         if isinstance(given, str) and ("=" in given or "," in given):
             parts = [part.strip() for part in given.split(",") if part.strip()]
-            named = [tuple(part.split("=", 1)) for part in parts if "=" in part]
-            default = [part for part in parts if "=" not in part]
+            # "0.7 max=0.9" names no layer
+            default = [part for part in parts if "=" not in part or re.match(r"[\d.:]+\s+(?!=|\s)", part)]
+            named = [tuple(part.split("=", 1)) for part in parts if part not in default]
             if len(default) > 1:
                 raise ArgumentError(f"pattern {given!r} names {len(default)} patterns for all layers; expected one")
             given = {glob.strip(): text.strip() for glob, text in named}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from torch import Tensor
@@ -37,6 +37,10 @@ class Plan:
             reasons = [f"{layer.name}: {reason}" for layer, reason in self.dense]
             more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
             raise InputError(f"no layer can be pruned: {'; '.join(reasons[:8]) or 'the model has no layers'}{more}")
+
+    def with_patterns(self, patterns: Mapping[str, Pattern]) -> Plan:
+        pruned = tuple(replace(p, pattern=patterns.get(p.layer.parameter, p.pattern)) for p in self.pruned)
+        return replace(self, pruned=pruned)
 
     @property
     def patterns(self) -> dict[str, Pattern]:

@@ -1,10 +1,17 @@
-"""Before a run: a copy of the caller's model to work on, its samples and its graph. The original is never touched."""
+"""Before a run: a copy of the caller's model to work on, its samples and its graph. The original is never touched.
+
+Models may come with masks of their own. A module of torch.nn.utils.prune holds the dense weight (`weight_orig`) beside
+its mask; one of NVIDIA's ASP (apex.contrib.sparsity) holds the masked weight, its mask (`__weight_mma_mask`) and, where
+masks may be recomputed, the removed values (`__weight_mma_pruned_p`). Such a model is captured as it computes, with its
+masks applied. Layers whose mask is given, by the model itself or otherwise, then take their dense weights: these are
+the reference that the kept weights are re-adjusted to. Under a mask that is chosen anew, the network is taken as it is.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +22,17 @@ from torch.nn.utils import prune as torch_prune
 from .calibration import Samples, read_samples
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, capture
+from .storage import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class OwnMask:
+    """A mask that the model came with, and the weight before it: the dense one, where the model still holds it."""
+
+    kept: Tensor
+    dense: Tensor
 
 
 @dataclass(frozen=True)
@@ -24,7 +40,13 @@ class Prepared:
     graph: Graph
     samples: Samples
     device: torch.device
-    absorbed: dict[str, Tensor]  # masks of torch.nn.utils.prune modules, by parameter name
+    own_masks: dict[str, OwnMask]  # by parameter name
+
+    def take_dense(self, names: Iterable[str]) -> None:
+        """Make the dense weights the reference in these layers, where the model came with them."""
+        for name in self.own_masks.keys() & set(names):
+            masked = self.graph.parameters[name]
+            self.graph.parameters[name] = torch.empty_like(masked).copy_(self.own_masks[name].dense)
 
 
 def as_device(device: torch.device | str | None) -> torch.device | None:
@@ -43,29 +65,38 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
         raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
 
 
-def prepare(model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int) -> Prepared:
+def prepare(
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
+) -> Prepared:
     """Copy, read, shuffle, capture."""
-    work, absorbed = _working_copy(model, as_device(device))
+    work, own_masks = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
-    samples = read_samples(calibration, model).shuffled(seed).to(first.device, first.dtype)
+    samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
     graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    return Prepared(graph, samples, first.device, absorbed)
+    return Prepared(graph, samples, first.device, own_masks)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A new module of the same class with these weights, in the model's own dtype, device and mode."""
+    """A new module of the same class with these weights, in the model's own dtype, device and mode.
+
+    Masks of torch.nn.utils.prune become plain zeros; ASP's buffers stay, and agree with the new weights.
+    """
     result = _copy(model)
-    _absorb_pruning(result)
+    _own_masks(result)
     parameters = dict(result.named_parameters(remove_duplicate=False))
+    buffers = dict(result.named_buffers())
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
+            mask = buffers.get(mask_names(name)[1])
+            if mask is not None and bool(parameters[name][mask == 0].any()):  # another mask than the model's own
+                mask.copy_(parameters[name] != 0)
     return result
 
 
-def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, Tensor]]:
+def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, OwnMask]]:
     """A copy in eval mode, in float32 at least, without gradients; and the masks it came with."""
     bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
     if bad:
@@ -77,7 +108,7 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
             stacklevel=4,
         )
     work = _copy(model)
-    masks = _absorb_pruning(work)
+    masks = _own_masks(work)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
     work = move(work, device, torch.float32 if half else None).eval()
     for parameter in work.parameters():
@@ -97,13 +128,35 @@ def _copy(model: nn.Module) -> nn.Module:
         raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
 
 
-def _absorb_pruning(model: nn.Module) -> dict[str, Tensor]:
-    """Make torch.nn.utils.prune masks permanent in this copy, and return them by parameter name."""
-    masks = {}
-    for module_name, module in model.named_modules():
-        for buffer, value in list(module.named_buffers(recurse=False)):
-            name = buffer.removesuffix("_mask")
-            if name != buffer and hasattr(module, f"{name}_orig"):
-                torch_prune.remove(module, name)
-                masks[f"{module_name}.{name}" if module_name else name] = value.bool()
-    return masks
+def _own_masks(model: nn.Module) -> dict[str, OwnMask]:
+    """The masks a model came with, by parameter name; those of torch.nn.utils.prune are made permanent in this copy."""
+    return {
+        f"{module_name}.{name}" if module_name else name: mask
+        for module_name, module in model.named_modules()
+        for name, mask in (*_absorbed(module), *_asp_masks(module))
+    }
+
+
+def _absorbed(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, torch_prune.BasePruningMethod)]
+    for name in [hook._tensor_name for hook in hooks]:
+        kept = getattr(module, mask_names(name)[0]) != 0
+        dense = getattr(module, f"{name}_orig").detach().clone()
+        torch_prune.remove(module, name)
+        yield name, OwnMask(kept, dense)
+
+
+def _asp_masks(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
+    buffers = dict(module.named_buffers(recurse=False))
+    for name, weight in module.named_parameters(recurse=False):
+        by_asp = mask_names(name)[1]
+        if by_asp not in buffers:
+            continue
+        removed = buffers.get(stowed_name(by_asp), torch.zeros_like(weight))  # without them: the weight as it is
+        for what, buffer in (("mask", buffers[by_asp]), ("removed weights", removed)):
+            if buffer.shape != weight.shape:
+                raise InputError(
+                    f"the {what} that the model holds for a {type(module).__name__} (in {by_asp}) has shape "
+                    f"{tuple(buffer.shape)}; the weight has shape {tuple(weight.shape)}"
+                )
+        yield name, OwnMask(buffers[by_asp] != 0, weight.detach() + removed.to(weight.device))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .curvature import Normalization, Objective, Piece
-from .graph import Segment
+from .graph import Layer, Segment
 from .rows import Moments
 from .streams import Stream
 
@@ -74,6 +74,10 @@ class LayerProblem:
         """Of the layer's inputs, and of those with the outputs the layer itself should have."""
         return Moments.collect(self._input_output_pairs())
 
+    def dense_gram(self) -> Tensor:
+        """The second moment of the layer's inputs in the dense network."""
+        return gram_of_inputs(self.layer, self.dense)
+
     def _input_output_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         layer = self.layer
         teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
@@ -83,14 +87,9 @@ class LayerProblem:
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
                 y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
-            # Linear layers may fold samples into other axes: only convolutions are cut along the batch.
-            rows = self._rows_at_once(x) if layer.is_convolution else max(len(x), 1)
+            rows = _rows_at_once(layer, x)
             for part, target in zip(x.split(rows), y.split(rows), strict=True):
                 yield layer.patches(part), layer.outputs(target)
-
-    def _rows_at_once(self, x: Tensor) -> int:
-        kernel = self.layer.columns * self.layer.groups / x.shape[1]
-        return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))
 
     def _targets(self, index: int) -> dict[str, Tensor]:
         if self.targets_from == "dense-stream":
@@ -122,3 +121,18 @@ class LayerProblem:
             if seen >= _VARIANCE_SAMPLES:
                 break
         return [total / elements for total, elements in zip(spread, count, strict=True)]
+
+
+def gram_of_inputs(layer: Layer, stream: Stream) -> Tensor:
+    """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
+    inputs = (values[layer.input] for values in stream.batches)
+    parts = (layer.patches(part) for x in inputs for part in x.split(_rows_at_once(layer, x)))
+    return Moments.collect((patches, patches[..., :0]) for patches in parts).gram
+
+
+def _rows_at_once(layer: Layer, x: Tensor) -> int:
+    """Samples whose patches are formed together."""
+    if not layer.is_convolution:  # linear layers may fold samples into other axes: these are not cut
+        return max(len(x), 1)
+    kernel = layer.columns * layer.groups / x.shape[1]
+    return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))

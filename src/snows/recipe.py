@@ -75,7 +75,7 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, or nested too deep
             raise ArgumentError(f"recipe: not valid JSON ({error})") from error
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ArgumentError(f'recipe: expected a JSON object with "schema": {SCHEMA}')

@@ -60,6 +60,7 @@ class Report:
     pattern: str = ""
     mask: str = ""
     recipe: dict[str, Any] = field(default_factory=dict)
+    permutation: dict[str, float] | None = None  # share of the magnitude that N:M masks keep, before and after it
     samples: int = 0
     seed: int = 0
     device: str = ""
@@ -122,6 +123,8 @@ def _html(report: Report) -> str:
         ["device", report.device],
         ["seconds", f"{report.seconds:.1f}"],
     ]
+    if report.permutation:
+        facts.insert(3, ["magnitude kept, before and after permuting", _gain(report.permutation)])
     layers: list[list[object]] = [
         [
             layer.name, "x".join(map(str, layer.shape)), layer.pattern, f"{layer.sparsity:.4f}", _short(layer.horizon),
@@ -154,6 +157,10 @@ def _html(report: Report) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>{''.join(parts)}</body></html>"
     )
+
+
+def _gain(permutation: dict[str, float]) -> str:
+    return " -> ".join(f"{permutation[key]:.4f}" for key in ("kept_before", "kept_after"))
 
 
 def _short(value: object) -> str:

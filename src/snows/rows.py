@@ -6,12 +6,13 @@ equations on its kept inputs, gram[kept_r, kept_r] w_r = cross[kept_r].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .blocks import damped, kept_blocks
 from .errors import InputError
 from .solver import CGOptions, Product, conjugate_gradient
 
@@ -20,7 +21,6 @@ _DAMPING_RETRIES = 12
 # classifier: 4,096 rows of 12,544 kept inputs).
 _MAX_FLOPS = {"cpu": 1e12, "cuda": 5e13}
 _MAX_BYTES = {"cpu": 4 << 30, "cuda": 24 << 30}
-_CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ class Moments:
             cross = cross.to(place) + (transposed @ y).to(place).double()
             count += x.shape[1]
         return cls(gram / count, cross / count)
+
+    def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
+        """The least-squares weights (rows x columns) with nothing removed, damped towards `weight`."""
+        start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
+        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
+        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
+        refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
+        return refitted
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,6 @@ class RowBlocks:
         counts = kept.sum(1).double()
         device = gram.device.type
         limit = device if device in _MAX_FLOPS else "cpu"
-        self._chunk_bytes = _CHUNK_BYTES[limit]
         self.exact = (
             float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit]
             and float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8 <= _MAX_BYTES[limit]
@@ -104,11 +111,11 @@ class RowBlocks:
         """Invert every block, raising the damping until all of them are positive definite."""
         for _ in range(_DAMPING_RETRIES):
             self._inverses = []
-            for rows, columns, block in self._blocks():
-                factor, info = torch.linalg.cholesky_ex(self._damped(block))
+            for part in kept_blocks(self.gram, self.kept):
+                factor, info = torch.linalg.cholesky_ex(self._damped(part.gram))
                 if info.any():
                     break
-                self._inverses.append((rows, columns, torch.cholesky_inverse(factor).to(self.dtype)))
+                self._inverses.append((part.rows, part.columns, torch.cholesky_inverse(factor).to(self.dtype)))
             else:
                 return
             self.relative_damping = max(10 * self.relative_damping, 1e-10)
@@ -120,24 +127,6 @@ class RowBlocks:
     def _damped(self, block: Tensor) -> Tensor:
         damping = self.relative_damping * self.mean_diagonal
         return block + damping * torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
-
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, their kept columns (the shorter ones padded) and their Gram blocks, in chunks of bounded size."""
-        counts = self.kept.sum(1)
-        columns = (~self.kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, in order
-        for group in range(self.gram.shape[0]):
-            first = group * self.rows_per_group
-            order = first + counts[first : first + self.rows_per_group].argsort(stable=True)
-            widest = max(int(counts[order[-1]]), 1)
-            chunk = max(1, self._chunk_bytes // (widest**2 * self.gram.element_size()))
-            for rows in order.split(chunk):
-                width = max(int(counts[rows].max()), 1)
-                chosen = columns[rows, :width]
-                block = self.gram[group][chosen[:, :, None], chosen[:, None, :]]
-                real = torch.arange(width, device=rows.device) < counts[rows, None]
-                block = block * (real[:, :, None] & real[:, None, :])
-                padding = torch.diag_embed((~real).to(block.dtype) * max(self.mean_diagonal, 1e-30))
-                yield rows, chosen, block + padding
 
     def _diagonal(self) -> Tensor:
         return self.gram.diagonal(dim1=1, dim2=2).repeat_interleave(self.rows_per_group, dim=0)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .recipe import Recipe
 
 EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
+_LARGEST = 1e30  # of mean and std; pixels are between 0 and 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Setting:
             if value is None:
                 return None
             values = value if isinstance(value, list) else [value]
-            if not all(isinstance(v, int | float) for v in values):
+            if not all(isinstance(v, int | float) and abs(v) <= _LARGEST for v in values):  # no NaN, either
                 raise ArgumentError(f"--config: [data] {key} is {value!r}; expected a number or a list of numbers")
             return tuple(float(v) for v in values)
 
@@ -149,7 +150,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
         raise InputError(f"there is no file {path}") from error
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no text, or nested too deep
         raise ArgumentError(f"--config: {path} is not valid TOML: {error}") from error
     unknown = set(config) - {"data", "recipe"}
     if unknown or not all(isinstance(part, dict) for part in config.values()):
@@ -158,9 +159,8 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 
 
 def read_masks(mask: str) -> Any:
-    """A method's name as it is; a file of masks as {name: bool tensor}."""
-    if not mask.endswith(".safetensors"):
-        return mask
+    """A method's name as it is; a file of masks, or of pruned weights, as {name: tensor}."""
+    from .given import is_mask_file
     from .storage import read_state
 
-    return read_state(Path(mask))
+    return read_state(Path(mask)) if is_mask_file(mask) else mask

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from .comparison import Comparison
     from .inspection import Inspection
     from .report import Report
+    from .verification import Verification
 
 
 def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
@@ -26,6 +31,9 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
+    if report.permutation:
+        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
+        console.print(f"  channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}")
     for layer in report.dense_layers:
         console.print(f"  left dense: {layer.name}: {layer.reason}")
     if out is None:
@@ -47,6 +55,43 @@ def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
     return table
 
 
+def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:
+    if as_json or markdown:
+        print(found.to_json() if as_json else found.to_markdown().rstrip())
+        return
+    if quiet:
+        return
+    console = make_console()
+    titles, rows = found.table()
+    left_out = _too_wide(titles, rows, console.width)
+    shown = [index for index, title in enumerate(titles) if title not in left_out]
+    table = Table()
+    for index in shown:
+        table.add_column(titles[index], justify="right" if index > 2 else "left", overflow="fold")
+    for row, after in itertools.zip_longest(rows, rows[1:]):
+        table.add_row(*(row[index] for index in shown), end_section=after is not None and after[0] != row[0])
+    console.print(table)
+    for failure in found.failed:
+        console.print(f"  failed: {failure.name}: {failure.error}")
+    console.print(found.summary)
+    if left_out:
+        console.print(f"Too wide for this terminal: {', '.join(left_out)}; --markdown and --json show them.")
+    if found.reused:
+        console.print(f"{found.reused} of {len(found.pruned)} were there already.")
+
+
+def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """Columns to leave out, the least telling first, so that the others fit. Long names are folded."""
+    longest = [max(len(row[index]) for row in [titles, *rows]) for index in range(len(titles))]
+    needed = sum(min(size, 20) + 3 for size in longest) + 1
+    left_out: list[str] = []
+    for title in ("top-5", "loss", "KL", "agreement") if "top-1" in titles else ():
+        if needed > width and title in titles:
+            needed -= longest[titles.index(title)] + 3
+            left_out.append(title)
+    return left_out
+
+
 def print_inspection(found: Inspection) -> None:
     console = make_console()
     table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
@@ -65,6 +110,20 @@ def print_inspection(found: Inspection) -> None:
         f"estimates for {found.sweeps} sweeps: {found.memory_bytes / 2**30:.1f} GiB at the peak, "
         f"{found.seconds:.0f} s here",
     )
+
+
+def print_verification(directory: Path, found: Verification, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=2))
+        return
+    if quiet:
+        return
+    for finding in found.findings:
+        print(finding)
+    for note in found.notes:
+        print(f"note: {note}")
+    if found.ok:
+        print(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
 
 
 def make_console() -> Console:

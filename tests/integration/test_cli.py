@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 import snows
 from snows.cli import main
 from snows.models import build_model
+from snows.storage import read_state
 
 NET = """
 import torch
@@ -101,7 +102,10 @@ def wrong_test():
 number = 3
 """
 FAST = """{"schema": 1, "horizon": 2, "sweeps": 1, "cg_steps": 2}"""
-FILES = {"model.safetensors", "masks.safetensors", "report.json", "report.html", "recipe.json"}
+FILES = {
+    "model.safetensors", "masks.safetensors", "probe.safetensors", "report.json", "report.html", "recipe.json",
+    "manifest.json",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert "left dense: 0: first layer" in first.out
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    masks = load_file(tmp_path / "out" / "masks.safetensors")
+    masks = read_state(tmp_path / "out" / "masks.safetensors")
     assert {name: float(mask.float().mean()) for name, mask in masks.items()} == {"2.weight": 0.5, "4.weight": 0.5}
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["source"] == "net.py:model"
@@ -278,13 +282,13 @@ def test_masks_of_every_kind(run: Snows, tmp_path: Path) -> None:
     for mask in ("magnitude", "random", "wanda"):
         out = tmp_path / mask
         assert run(*PRUNE, "--quiet", "--mask", mask, "--out", out).status == 0
-        masks[mask] = load_file(out / "masks.safetensors")
+        masks[mask] = read_state(out / "masks.safetensors")
     assert not same(masks["magnitude"], masks["random"])
     # a file of masks says everything
     given = tmp_path / "given"
     file = tmp_path / "random" / "masks.safetensors"
     assert run(*PRUNE, "--quiet", "--mask", file, "--out", given).status == 0
-    assert same(load_file(given / "masks.safetensors"), masks["random"])
+    assert same(read_state(given / "masks.safetensors"), masks["random"])
     assert same(weights(given), weights(tmp_path / "random"))
     report = json.loads((given / "report.json").read_text())
     assert (report["pattern"], report["mask"]) == ("given", "given")
@@ -294,8 +298,11 @@ def test_masks_of_every_kind(run: Snows, tmp_path: Path) -> None:
     # and weights may come from a file
     sparse = ("--weights", tmp_path / "random" / "model.safetensors", "--mask", "weights", "--json")
     assert {layer["name"] for layer in run(*PRUNE, *sparse).data["layers"]} == {"2", "4"}
-    save_file({name: mask.float() for name, mask in masks["random"].items()}, tmp_path / "floats.safetensors")
-    assert_error(run(*PRUNE, "--mask", tmp_path / "floats.safetensors"), 2, "expected a bool tensor")
+    torch.save({name.removesuffix(".weight"): mask.byte() for name, mask in masks["random"].items()}, tmp_path / "m.pt")
+    found = run(*PRUNE, "--mask", tmp_path / "m.pt", "--json").data
+    assert (found["pattern"], found["mask"]) == ("given", "given")
+    save_file({"2": torch.full((16, 16), 0.5)}, tmp_path / "halves.safetensors")
+    assert_error(run(*PRUNE, "--mask", tmp_path / "halves.safetensors"), 2, "expected a bool tensor or one of 0 and 1")
 
 
 def test_recipes_by_name_by_file_and_from_the_config(run: Snows, tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ def test_given_masks_are_kept_as_they_are_and_other_layers_stay_dense() -> None:
 def test_the_zeros_of_the_weights_are_a_mask() -> None:
     model = make("mlp")
     model[2].weight[:, ::2] = 0
-    result = snows.prune(model, example("mlp", SAMPLES), mask="weights", recipe=QUICK, progress=False)
+    with pytest.warns(SnowsWarning, match="the sparse network is its own reference"):
+        result = snows.prune(model, example("mlp", SAMPLES), mask="weights", recipe=QUICK, progress=False)
     check(result, model)
     assert torch.equal(result.masks["2.weight"], model[2].weight != 0)
 
@@ -433,9 +434,9 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
         InputError, r"^the mask of '2' has shape \(8, 4\); the weight has shape \(8, 8\)",
         lambda: snows.prune(make("mlp"), X, mask={"2": torch.ones(8, 4, dtype=torch.bool)}),
     ),
-    "mask of a wrong dtype": (
-        ArgumentError, r"^the mask of '2' is torch\.float32; expected a bool tensor",
-        lambda: snows.prune(make("mlp"), X, mask={"2": torch.ones(8, 8)}),
+    "mask of other values": (
+        ArgumentError, r"^the mask of '2' is torch\.float32 with values other than 0 and 1; expected a bool tensor",
+        lambda: snows.prune(make("mlp"), X, mask={"2": torch.full((8, 8), 0.5)}),
     ),
     "mask of an unknown layer": (
         ArgumentError, "^the mask names 'fc9', which is no layer of the model",
@@ -543,3 +544,19 @@ def test_an_input_that_is_called_like_a_label_is_kept_and_labels_are_dropped() -
     result = snows.prune(TwoInputs().eval(), batches, "2:4", recipe=QUICK, progress=False)
     assert result.report.samples == 18
     assert [layer.name for layer in result.report.layers] == ["b"]
+
+
+def test_a_weight_with_two_names_that_is_used_once_is_pruned() -> None:
+    class TwoNames(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.spare, self.used, self.head = (torch.nn.Linear(4, 4) for _ in range(4))
+            self.used.weight = self.spare.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(torch.relu(self.used(torch.relu(self.first(x)))))
+
+    result = snows.prune(TwoNames().eval(), torch.randn(32, 4), "2:4", progress=False)
+    assert list(result.masks) == ["spare.weight"]
+    assert result.model.used.weight is result.model.spare.weight
+    assert int((result.model.used.weight == 0).sum()) == 8

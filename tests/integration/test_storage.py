@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,12 +18,16 @@ from torch import nn
 import snows
 from snows import InputError
 from snows.recipe import Recipe
+from snows.storage import read_state
 
 from ..networks import call_arguments, example, make
 
 SAMPLES = 16
 QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=3)
-FILES = {"model.safetensors", "masks.safetensors", "report.json", "report.html", "recipe.json"}
+FILES = {
+    "model.safetensors", "masks.safetensors", "probe.safetensors", "report.json", "report.html", "recipe.json",
+    "manifest.json",
+}  # fmt: skip
 
 
 def quick(model: nn.Module, x: Any, pattern: Any = "2:4", **options: Any) -> snows.Result:
@@ -68,7 +74,7 @@ def test_a_loaded_model_gives_the_same_outputs_exactly(name: str, tmp_path: Path
 
 def check_folder(folder: Path, pruned: snows.Result) -> None:
     assert {path.name for path in folder.iterdir()} == FILES
-    masks = load_file(folder / "masks.safetensors")
+    masks = read_state(folder / "masks.safetensors")
     assert set(masks) == set(pruned.masks)
     weights = load_file(folder / "model.safetensors")
     for name, mask in masks.items():
@@ -232,6 +238,177 @@ def test_a_failure_leaves_nothing_behind(
     with pytest.raises(InputError, match=r"^cannot write to .*out: No space left on device$"):
         result.save(tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
+
+
+STEPS = ["os.replace", "os.fsync", "pathlib.Path.write_text", "tempfile.mkdtemp"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("there", ["nothing", "empty", "result"])
+def test_a_full_disk_leaves_the_old_state(
+    step: str, there: str, result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if there == "empty":
+        (tmp_path / "out").mkdir()
+    elif there == "result":
+        result.save(tmp_path / "out")
+    before = contents(tmp_path)
+    monkeypatch.setattr(step, full)
+    with pytest.raises(InputError, match=r"^cannot write to .*: No space left on device$"):
+        result.save(tmp_path / "out", compact=True, force=True)
+    monkeypatch.undo()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_failure_between_two_renames_puts_the_old_folder_back(
+    kind: type[BaseException], result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rename, calls = result.save(tmp_path / "out"), os.replace, []
+
+    def second_fails(*paths: Any) -> None:
+        calls.append(paths)
+        if len(calls) == 2:
+            raise kind(errno.EACCES, "Permission denied")
+        rename(*paths)
+
+    before = contents(tmp_path)
+    monkeypatch.setattr(os, "replace", second_fails)
+    with pytest.raises(InputError if kind is OSError else kind):
+        result.save(folder, compact=True, force=True)
+    assert len(calls) == 3
+    assert contents(tmp_path) == before
+
+
+def test_everything_is_on_the_disk_before_it_takes_its_name(
+    result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, sync, events = os.replace, os.fsync, []
+
+    def record_rename(old: Path, new: Path) -> None:
+        events.append("rename")
+        rename(old, new)
+
+    def record_sync(handle: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
+        sync(handle)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("the names of open files are not known here")
+    monkeypatch.setattr(os, "replace", record_rename)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    result.save(tmp_path / "out")
+    assert set(events[:7]) == FILES
+    assert events[7].startswith(".out-")
+    assert events[8:] == ["rename", tmp_path.name]
+
+
+def contents(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+# Replacing
+
+
+@pytest.mark.parametrize("older", ["same", "no manifest", "compact", "damaged", "behind a link"])
+def test_force_replaces_a_result(older: str, result: snows.Result, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result.save(out, compact=older == "compact")
+    if older == "no manifest":
+        (out / "manifest.json").unlink()
+    elif older == "damaged":
+        (out / "report.json").write_text("{")
+        (out / "model.safetensors").unlink()
+    elif older == "behind a link":
+        out.rename(tmp_path / "real")
+        out.symlink_to(tmp_path / "real", target_is_directory=True)
+    other = quick(make("conv-bn"), example("conv-bn", SAMPLES))
+    assert other.save(out, force=True) == out
+    check_folder(out, other)
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["out", "real"] if out.is_symlink() else ["out"])
+    assert out.is_symlink() == (older == "behind a link")
+
+
+def test_force_takes_a_new_folder(result: snows.Result, tmp_path: Path) -> None:
+    check_folder(result.save(tmp_path / "out", force=True), result)
+
+
+FOREIGN = {
+    "file": r"was not written by snows",
+    "folder": r"was not written by snows",
+    "json": r"was not written by snows",
+    "another manifest": r"was not written by snows",
+    "more": r"holds more than a result of snows \(checkpoints, note\.txt\), which would be lost",
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_force_refuses_what_is_not_ours(kind: str, result: snows.Result, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if kind == "file":
+        out.write_text("mine")
+    elif kind == "more":
+        result.save(out)
+        (out / "checkpoints").mkdir()
+        (out / "note.txt").write_text("mine")
+    else:
+        out.mkdir()
+        name = {"json": "report.json", "another manifest": "manifest.json"}.get(kind, "note.txt")
+        (out / name).write_text('{"schema": 1, "layers": [], "files": {}}')
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match=rf"out {FOREIGN[kind]}; choose another folder or remove it first$"):
+        result.save(out, force=True)
+    assert contents(tmp_path) == before
+
+
+# Masks and compact files as inputs
+
+
+@pytest.mark.parametrize("file", ["masks.safetensors", "old.safetensors", "model.compact.safetensors"])
+def test_masks_are_read_from_saved_files(file: str, result: snows.Result, tmp_path: Path) -> None:
+    folder = result.save(tmp_path / "out", compact=True)
+    save_file(result.masks, folder / "old.safetensors")  # one byte for each weight, as they were
+    again = quick(make("mlp"), example("mlp", SAMPLES), None, mask=folder / file)
+    assert again.masks.keys() == result.masks.keys()
+    assert all(torch.equal(again.masks[name], mask) for name, mask in result.masks.items())
+    torch.testing.assert_close(again.model.state_dict(), result.model.state_dict(), rtol=0, atol=0)
+
+
+def test_compact_files_hold_tied_weights_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.used, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+            self.spare = nn.Linear(8, 8)
+            self.spare.weight = self.used.weight  # the same weight under a second name
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.used(self.first(x).relu()).relu())
+
+    pruned = quick(Tied().eval(), torch.randn(SAMPLES, 8), layers="used", solver=None)
+    names = {name for name, *_ in pruned.model.named_parameters(remove_duplicate=False) if "weight" in name}
+    assert {"used.weight", "spare.weight"} <= names
+    for compact in (False, True):
+        folder = pruned.save(tmp_path / str(compact), compact=compact)
+        loaded = snows.load(folder, Tied())
+        assert loaded.spare.weight is loaded.used.weight
+        torch.testing.assert_close(loaded.state_dict(), pruned.model.state_dict(), rtol=0, atol=0)
+        assert snows.verify(folder, Tied()).ok
+    assert "tensor:spare.weight" not in load_file(folder / "model.compact.safetensors")
+
+
+def test_a_result_that_was_changed_after_pruning_is_not_saved(tmp_path: Path) -> None:
+    pruned = quick(make("mlp"), example("mlp", SAMPLES))
+    with torch.no_grad():
+        pruned.model[2].weight.fill_(1)
+    with pytest.raises(
+        InputError, match=r"^2\.weight is not zero where its mask removes it, so the result was changed"
+    ):
+        pruned.save(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_parent_that_is_a_file(result: snows.Result, tmp_path: Path) -> None:

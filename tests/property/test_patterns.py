@@ -10,14 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from snows.budgets import spread_out
 from snows.errors import ArgumentError
-from snows.masks import as_method, spread_scores
+from snows.masks import as_method, best_masks, default_spread
 from snows.masks.magnitude import Magnitude
 from snows.masks.random import Random
 from snows.masks.wanda import Wanda
-from snows.patterns import NM, PatternRules, Unstructured, keep_best, parse_pattern
+from snows.patterns import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
 
 from ..oracles import best_nm_score, best_unstructured_score
+from ..unit.test_masks import FakeNetwork
 
 seeds = st.integers(0, 2**31 - 1)
 sparsities = st.floats(0.01, 0.99)
@@ -100,7 +102,8 @@ def test_a_global_spread_is_exact_and_keeps_the_floor(
         str(i): scores((1, size), seed + i, ties=False) * (10.0 ** (-3 * i) if scale else 1)
         for i, size in enumerate(sizes)
     }
-    masks = keep_best(table, sparsity, cap=True)
+    pattern = Unstructured(sparsity, "global")
+    masks = keep_best(table, sparsity, {name: pattern.bounds(score.numel()) for name, score in table.items()})
     total = sum(sizes)
     removed = sum(int((~mask).sum()) for mask in masks.values())
     assert removed == round(sparsity * total)
@@ -125,34 +128,43 @@ def test_without_a_cap_the_ranking_is_global(sparsity: float, seed: int) -> None
 def test_a_uniform_spread_removes_the_same_share_of_each_layer(sparsity: float, sizes: list[int], seed: int) -> None:
     table = {str(i): scores((2, size), seed + i, False) * 10.0**-i for i, size in enumerate(sizes)}
     patterns = dict.fromkeys(table, Unstructured(sparsity, spread="uniform"))
-    for mask in spread_scores(table, patterns, "global").values():
+    for mask in best_masks(table, patterns).values():
         assert int((~mask).sum()) == round(sparsity * mask.numel())
+
+
+def network_of(weights: dict[str, Tensor], patterns: dict[str, Pattern], seed: int = 0) -> FakeNetwork:
+    network = FakeNetwork({name: tuple(weight.shape) for name, weight in weights.items()}, patterns, seed=seed)
+    network.weights = weights
+    return network
+
+
+def kept_of_each(method: Magnitude | Random, weights: dict[str, Tensor], patterns: dict[str, Pattern]) -> list[int]:
+    """How many weights each layer keeps, with patterns spread as in a run."""
+    network = network_of(weights, patterns)
+    network.patterns = spread_out(patterns, network, default_spread(method), ranks_together=True)
+    return [int(mask.sum()) for mask in method.choose(network).masks.values()]
 
 
 def test_the_pattern_overrules_the_habit_of_the_method() -> None:
     weights = {"small": torch.full((4, 4), 0.01), "large": torch.ones(4, 4)}
-    habit = Magnitude().choose(weights, dict.fromkeys(weights, Unstructured(0.5)), seed=0).masks
-    assert int(habit["small"].sum()) < int(habit["large"].sum())
-    even = Magnitude().choose(weights, dict.fromkeys(weights, Unstructured(0.5, "uniform")), seed=0).masks
-    assert int(even["small"].sum()) == int(even["large"].sum()) == 8
-    ranked = Random().choose(weights, dict.fromkeys(weights, Unstructured(0.5)), seed=0).masks
-    assert [int(mask.sum()) for mask in ranked.values()] == [8, 8]
+    small, large = kept_of_each(Magnitude(), weights, dict.fromkeys(weights, Unstructured(0.5)))
+    assert small < large
+    assert kept_of_each(Magnitude(), weights, dict.fromkeys(weights, Unstructured(0.5, "uniform"))) == [8, 8]
+    assert kept_of_each(Random(), weights, dict.fromkeys(weights, Unstructured(0.5))) == [8, 8]
 
 
 def test_patterns_are_ranked_among_their_own_layers() -> None:
     weights = {name: torch.rand(4, 4) for name in "abc"}
-    patterns = {"a": NM(1, 4), "b": Unstructured(0.25), "c": Unstructured(0.75)}
-    masks = Magnitude().choose(weights, patterns, seed=0).masks
-    assert list(masks) == ["a", "b", "c"]
-    assert [int(mask.sum()) for mask in masks.values()] == [4, 12, 4]
+    patterns: dict[str, Pattern] = {"a": NM(1, 4), "b": Unstructured(0.25), "c": Unstructured(0.75)}
+    assert kept_of_each(Magnitude(), weights, patterns) == [4, 12, 4]
 
 
 @given(seed=seeds)
 def test_random_masks_depend_on_the_seed_alone(seed: int) -> None:
     weights = {"a": torch.rand(8, 8)}
-    patterns = {"a": NM(2, 4)}
-    one, two = (Random().choose(weights, patterns, seed).masks["a"] for _ in range(2))
-    other = Random().choose(weights, patterns, seed + 1).masks["a"]
+    patterns: dict[str, Pattern] = {"a": NM(2, 4)}
+    one, two = (Random().choose(network_of(weights, patterns, seed)).masks["a"] for _ in range(2))
+    other = Random().choose(network_of(weights, patterns, seed + 1)).masks["a"]
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
     assert NM(2, 4).violations(one) == 0
@@ -213,6 +225,10 @@ def test_the_first_glob_that_fits_decides_and_the_rest_comes_last() -> None:
     assert rules.of("layer1.conv") == rules.of("layer1.fc") == NM(2, 4)
     assert rules.of("head") == NM(1, 4)
     assert rules.unmatched(["layer1.conv", "head"]) == ["layer1.fc"]
+    mixed = PatternRules.parse("0.7 erk max=0.9, layer1.* = 0.5 measured flops min=0.1, 0=2:4")
+    assert mixed.of("layer1.conv") == Unstructured(0.5, "measured", "flops", least=0.1)
+    assert mixed.of("0") == NM(2, 4)
+    assert mixed.of("head") == Unstructured(0.7, "erk", most=0.9)
     assert PatternRules.parse({"head": "dense"}).of("other") is None
 
 
@@ -231,8 +247,10 @@ def test_what_is_no_pattern_is_refused_in_a_sentence(text: object) -> None:
         (lambda: NM(0, 4), "0 < N < M is needed"),
         (lambda: NM(2.0, 4), "0 < N < M is needed"),  # type: ignore[arg-type]
         (lambda: Unstructured(1.0), "between 0 and 1"),
-        (lambda: Unstructured(0.0), "between 0 and 1"),
-        (lambda: Unstructured(0.5, spread="even"), "expected 'global', 'uniform' or None"),  # type: ignore[arg-type]
+        (lambda: Unstructured(-0.1), "between 0 and 1"),
+        (lambda: Unstructured(0.5, most=0.4), "expected 0 <= least <= sparsity <= most <= 1"),
+        (lambda: Unstructured(0.5, "erk", of="flops"), "expected 'measured' or 'uniform'"),
+        (lambda: Unstructured(0.5, spread="even"), "expected 'uniform', 'global', 'erk'"),  # type: ignore[arg-type]
         (lambda: PatternRules.parse("1:4, 2:4"), "names 2 patterns for all layers"),
         (lambda: as_method("magnitud"), "mask 'magnitud' is not known; expected 'magnitude'"),
         (lambda: as_method(3), "mask is a int"),

@@ -18,25 +18,33 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 NAMES = [
-    "NM", "ArgumentError", "CaptureError", "Event", "InputError", "Magnitude", "Random", "Recipe", "Result",
-    "SnowsError", "SnowsWarning", "Unstructured", "Wanda", "__version__", "evaluate", "inspect", "load", "prune",
+    "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Event", "InputError",
+    "Magnitude", "Random", "Recipe", "Result", "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured", "Wanda",
+    "WoodFisher", "__version__", "check_mask_method", "compare", "evaluate", "inspect", "load", "prune", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--out", "--device", "--seed", "--json", "--quiet", "--config",
+        "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet",
+        "--config", "--debug",
     ],
     "evaluate": [
         "--data", "--weights", "--pruned", "--samples", "--device", "--seed", "--json", "--quiet", "--config",
+        "--debug",
     ],
     "inspect": [
         "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device",
-        "--json", "--quiet", "--config",
+        "--json", "--quiet", "--config", "--debug",
     ],
+    "compare": [
+        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
+        "--labels", "--out", "--device", "--seed", "--json", "--markdown", "--quiet", "--config", "--debug",
+    ],
+    "verify": ["--model", "--json", "--quiet", "--debug"],
 }  # fmt: skip
 PRUNE = [
     "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "device", "seed",
-    "progress",
+    "progress", "labels", "permute", "resume",
 ]  # fmt: skip
 
 
@@ -61,8 +69,9 @@ def test_flags_of_the_command_line() -> None:
         for name, entry in commands.items()
     }
     assert found == FLAGS
-    for entry in commands.values():
-        assert [p.name for p in entry.params if p.param_type_name == "argument"] == ["model"]
+    for name, entry in commands.items():
+        wanted = ["directory"] if name == "verify" else ["model"]
+        assert [p.name for p in entry.params if p.param_type_name == "argument"] == wanted
         assert all(p.help for p in entry.params if p.param_type_name == "option")
 
 

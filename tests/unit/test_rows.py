@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import snows.rows as rows
 from snows import Recipe, prune
+from snows.blocks import CHUNK_BYTES
 from snows.errors import InputError
 from snows.rows import Moments, RowBlocks, RowPreconditioner
 from snows.solver import NewtonOutcome
@@ -122,7 +123,7 @@ def test_refit_solves_the_damped_normal_equations() -> None:
 
 def test_small_chunks_give_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = blocks()
-    monkeypatch.setattr(rows, "_CHUNK_BYTES", {"cpu": 1})
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", 1)
     chunked, _ = blocks()
     rhs = torch.randn(6, 7, dtype=torch.float64)
     torch.testing.assert_close(chunked.solve(rhs), made.solve(rhs), rtol=1e-12, atol=1e-12)

@@ -127,6 +127,7 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
     """Sort an exported program into inputs, parameters (also what follows from those alone) and operations."""
+    aliases = _aliases(model)
     placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     state: dict[str, Any] = {**exported.state_dict, **exported.constants}
     inputs: list[Node] = []
@@ -138,15 +139,15 @@ def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
             inputs.append(node)
         else:
             assert spec.target is not None
-            parameter_names[node] = spec.target
-            parameters[spec.target] = state[spec.target].detach()
+            name = aliases.get(spec.target, spec.target)  # one name for a tied weight, whichever is read
+            parameter_names[node] = name
+            parameters[name] = state[spec.target].detach()
 
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-    aliases = _aliases(model)
     trained = {name for name, _ in model.named_parameters()}
     layers = [
         layer if layer.parameter in trained else replace(layer, refusal="its weight is a buffer, not a parameter")
-        for layer in find_layers(calls, parameter_names, parameters, aliases)
+        for layer in find_layers(calls, parameter_names, parameters)
     ]
     unreached = _unreached(model, {layer.parameter for layer in layers}, aliases, calls, parameter_names)
 
@@ -291,13 +292,14 @@ def _size(size: Any) -> int:
 
 
 def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
-    """Learn how each operation's output is laid out over samples: rotating the inputs must rotate the outputs."""
+    """Learn how the output of each operation and layer is laid out over samples: rotated inputs must rotate it."""
     samples = _CAPTURED_SAMPLES + 1
     # rotated, not reversed: three samples made of two different ones read the same in both directions
     rotated = [leaf.roll(1, 0) if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in leaves]
+    layers = [layer.node for layer in graph.layers if layer.node is not None]  # some are no operation: projections
     with torch.no_grad():
-        before, after = (graph.run_operations(batch) for batch in (leaves, rotated))
-    for node in graph.operations:
+        before, after = (graph.run_operations(batch, layers) for batch in (leaves, rotated))
+    for node in dict.fromkeys([*graph.operations, *layers]):
         layouts = [
             SampleLayout(axis, inner)
             for axis, size in enumerate(node.meta["val"].shape)

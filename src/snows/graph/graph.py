@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -69,10 +69,14 @@ class Graph:
         values |= self.program(0, self.end)(values, self.parameters if parameters is None else parameters)
         return [values[node.name] for node in self.outputs]
 
-    def run_operations(self, leaves: Sequence[Any]) -> Values:
-        """The output of every operation, by name."""
+    def run_operations(self, leaves: Sequence[Any], others: Iterable[Node] = ()) -> Values:
+        """The output of every operation, and of some other nodes, by name."""
         values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
-        return Program(self.nodes, self.operations, self._parameter_names)(values, self.parameters)
+        return self.giving([*self.operations, *others])(values, self.parameters)
+
+    def giving(self, nodes: Iterable[Node]) -> Program:
+        """The whole network as a function that gives the values of these nodes."""
+        return Program(self.nodes, nodes, self._parameter_names)
 
     def operations_after(self, layer: Layer) -> list[Node]:
         """The operations that depend on the layer, its own first: what K counts."""

@@ -95,22 +95,20 @@ class Layer:
         return F.pad(x, [side for pair in reversed(widths) for side in pair])
 
 
-def find_layers(
-    nodes: list[Node], parameter_names: dict[Node, str], parameters: dict[str, Tensor], aliases: dict[str, str]
-) -> list[Layer]:
+def find_layers(nodes: list[Node], parameter_names: dict[Node, str], parameters: dict[str, Tensor]) -> list[Layer]:
     """Every convolution and linear operation whose weight is a parameter, in order of execution."""
     uses: dict[str, list[Node]] = {}
     for node in nodes:
         for argument in node.all_input_nodes:
             if argument in parameter_names:
                 name = parameter_names[argument]
-                uses.setdefault(aliases.get(name, name), []).append(node)
+                uses.setdefault(name, []).append(node)
     layers: dict[str, Layer] = {}
     for node in nodes:
         weight = node.args[1] if node.target in CONVOLUTION | LINEAR and len(node.args) > 1 else None
         if not isinstance(weight, Node) or weight not in parameter_names:
             continue
-        parameter = aliases.get(parameter_names[weight], parameter_names[weight])
+        parameter = parameter_names[weight]
         if parameter in layers or parameter not in parameters or parameters[parameter].ndim < 2:
             continue
         places = uses[parameter]

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from ..patterns import Pattern
-from . import Choice, spread_scores
+from . import Choice, Network, best_masks
 
 
 @dataclass(frozen=True)
 class Magnitude:
-    def choose(self, weights: Mapping[str, Tensor], patterns: Mapping[str, Pattern], seed: int) -> Choice:
-        return Choice(spread_scores({name: w.abs() for name, w in weights.items()}, patterns, "global"))
+    def choose(self, network: Network) -> Choice:
+        return Choice(best_masks({name: w.abs() for name, w in network.weights.items()}, network.patterns))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from ..patterns import Pattern
-from . import Choice, spread_scores
+from . import Choice, Network, best_masks
 
 
 @dataclass(frozen=True)
 class Random:
-    def choose(self, weights: Mapping[str, Tensor], patterns: Mapping[str, Pattern], seed: int) -> Choice:
-        generator = torch.Generator().manual_seed(seed)
-        scores = {name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in weights.items()}
-        return Choice(spread_scores(scores, patterns, "uniform"))
+    spread: ClassVar[str] = "uniform"
+
+    def choose(self, network: Network) -> Choice:
+        generator = torch.Generator().manual_seed(network.seed)
+        scores = {name: torch.rand(w.shape, generator=generator).to(w.device) for name, w in network.weights.items()}
+        return Choice(best_masks(scores, network.patterns))

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ..patterns import NM, Pattern
-from . import Choice
+from . import Choice, Reads
 
 
 @dataclass(frozen=True)
 class Wanda:
+    reads: Reads = "pruned"
+
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
         norms = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt().to(weight.dtype)  # groups x columns
         rows_per_group = weight.shape[0] // gram.shape[0]

@@ -1,0 +1,63 @@
+"""Gram matrices: made positive definite, and cut to the kept columns of each row of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+
+CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # held at once
+_DAMPING_RETRIES = 12
+
+
+@dataclass(frozen=True)
+class KeptBlocks:
+    """Some rows with equally wide blocks: shorter ones are padded with columns that couple to nothing."""
+
+    rows: Tensor  # b
+    columns: Tensor  # b x k
+    real: Tensor  # b x k, False where padded
+    gram: Tensor  # b x k x k
+
+
+def kept_blocks(gram: Tensor, kept: Tensor) -> Iterator[KeptBlocks]:
+    """All rows, in chunks of bounded size. `gram` is groups x columns x columns; `kept` is rows x columns."""
+    rows_per_group = kept.shape[0] // gram.shape[0]
+    chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])
+    mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
+    counts = kept.sum(1)
+    columns = (~kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, in order
+    for group in range(gram.shape[0]):
+        first = group * rows_per_group
+        order = first + counts[first : first + rows_per_group].argsort(stable=True)
+        widest = max(int(counts[order[-1]]), 1)
+        for rows in order.split(max(1, chunk_bytes // (widest**2 * gram.element_size()))):
+            width = max(int(counts[rows].max()), 1)
+            chosen = columns[rows, :width]
+            block = gram[group][chosen[:, :, None], chosen[:, None, :]]
+            real = torch.arange(width, device=rows.device) < counts[rows, None]
+            block = block * (real[:, :, None] & real[:, None, :])
+            padding = torch.diag_embed((~real).to(block.dtype) * mean_diagonal)
+            yield KeptBlocks(rows, chosen, real, block + padding)
+
+
+def damped(gram: Tensor, relative: float) -> Tensor:
+    """With `relative` times the mean diagonal added: as little as it takes, above that, to be positive definite."""
+    if not torch.isfinite(gram).all():
+        raise InputError("the layer's inputs are not finite (NaN or infinity in the data or in an earlier layer)")
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # every input dead: any scale will do
+    for _ in range(_DAMPING_RETRIES):
+        result = gram + relative * scale * identity
+        if not torch.linalg.cholesky_ex(result).info.any():
+            return result
+        relative = max(10 * relative, 1e-10)
+    raise InputError(
+        f"the layer's input statistics stay singular at a relative damping of {relative:g}; "
+        "are the calibration samples all alike?"
+    )

@@ -1,0 +1,35 @@
+"""What a run has finished, layer by layer. Here in nobody's memory; `state.py` keeps it on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .masks import Choice
+from .report import SolveReport
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One layer after one sweep."""
+
+    weight: Tensor
+    mask: Tensor
+    solve: SolveReport
+
+
+class Journal:
+    """Remembers nothing: every layer is to be done."""
+
+    def recall(self, sweep: int, index: int) -> Entry | None:
+        return None
+
+    def record(self, sweep: int, index: int, entry: Entry) -> None:
+        pass
+
+    def recall_choice(self) -> Choice | None:
+        return None
+
+    def record_choice(self, choice: Choice) -> None:
+        pass

@@ -1,0 +1,116 @@
+"""A few inputs and what the model answered to them, kept beside it: whoever loads it can see that it still does."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+SAMPLES = 2
+_INPUT, _OUTPUT, _CALL = "input.", "output.", "snows.probe"
+# Of the largest output. Another machine adds up in another order, and half precision forgets more of it.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
+    """Copies of the inputs on the CPU, in the model's dtype."""
+
+    def keep(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        kept = leaf.detach().to("cpu", dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
+        return kept.contiguous()
+
+    call: Call = pytree.tree_map(keep, (args, kwargs))
+    return call
+
+
+def record(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """Tensors and metadata of a probe file; None where the call cannot be written down or the model does not run."""
+    inputs: list[Tensor] = []
+    try:
+        words = json.dumps(_describe(list(call), inputs))
+        outputs = answer(model, call)
+    except Exception:  # the user's own code, and a result is saved without a probe rather than not at all
+        return None
+    tensors = {f"{_INPUT}{index}": tensor for index, tensor in enumerate(inputs)}
+    tensors |= {f"{_OUTPUT}{index}": tensor for index, tensor in enumerate(outputs)}
+    copies = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    return (copies, {_CALL: words}) if outputs else None
+
+
+def read(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Call, list[Tensor]]:
+    """The call and the recorded outputs of a probe file; ValueError where they are not there."""
+    try:
+        args, kwargs = _rebuild(json.loads(metadata[_CALL]), tensors)
+        outputs = [tensors[f"{_OUTPUT}{i}"] for i in range(sum(name.startswith(_OUTPUT) for name in tensors))]
+        return (tuple(args), dict(kwargs)), outputs
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it holds no call of a model ({error})") from error
+
+
+def answer(model: nn.Module, call: Call) -> list[Tensor]:
+    """All tensors that the model gives, on the CPU. A copy is run: the model keeps its device and its mode."""
+    ready = copy.deepcopy(model).cpu().eval()
+    with torch.no_grad():
+        found = ready(*call[0], **call[1])
+    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+
+
+def difference(model: nn.Module, found: list[Tensor], recorded: list[Tensor]) -> str | None:
+    """How the outputs differ by more than rounding, in words; None if they do not."""
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in recorded]:
+        return "outputs of other shapes"
+    coarsest = max([_tolerance(tensor) for tensor in (*model.parameters(), *recorded)], default=0.0)
+    for new, old in zip(map(widened, found), map(widened, recorded), strict=True):
+        if not old.numel() or torch.equal(new, old):
+            continue
+        if not torch.equal(new.isnan(), old.isnan()):
+            return "outputs that are NaN elsewhere"
+        new, old = (tensor.nan_to_num(0.0).double() for tensor in (new, old))
+        distance, scale = float((new - old).abs().max()), float(old.abs().max())
+        if not distance <= coarsest * scale:
+            return f"outputs that are {distance:.3g} apart, where the largest is {scale:.3g}"
+    return None
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """Floats of 8 bits as floats of 32, which torch can compare."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
+def _tolerance(tensor: Tensor) -> float:
+    return _TOLERANCE.get(tensor.dtype, 0.0)
+
+
+def _describe(value: Any, tensors: list[Tensor]) -> Any:
+    """Nested arguments as JSON. A list, tuple or dict is written with its kind, so that data cannot look like one."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return {"tensor": len(tensors) - 1}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_describe(entry, tensors) for entry in value]}
+    if type(value) is dict:
+        return {"dict": [[str(key), _describe(entry, tensors)] for key, entry in value.items()]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"an argument is a {type(value).__name__}")
+
+
+def _rebuild(words: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if not isinstance(words, dict):
+        return words
+    ((kind, content),) = words.items()
+    if kind == "tensor":
+        return tensors[f"{_INPUT}{content}"]
+    if kind == "dict":
+        return {key: _rebuild(entry, tensors) for key, entry in content}
+    entries = [_rebuild(entry, tensors) for entry in content]
+    return tuple(entries) if kind == "tuple" else entries
