@@ -10,6 +10,7 @@ writes a file outside of its own folder, or if memory rises by more than 1 GiB.
 from __future__ import annotations
 
 import argparse
+import copy
 import faulthandler
 import io
 import json
@@ -96,6 +97,9 @@ class Case:
 
     def spoil(self, content: bytes, other: bytes | None = None) -> bytes:
         return spoil_bytes(self.random, content, content if other is None else other)
+
+    def fresh_model(self) -> nn.Module:
+        return copy.deepcopy(self.world.model)
 
     def some_word(self) -> str:
         return self.random.choice(WORDS) if self.random.random() < 0.7 else spoil_text(self.random, "2:4")
@@ -260,7 +264,7 @@ def spoil_png(rng: random.Random, content: bytes) -> bytes:
 
 def weights_file(case: Case) -> None:
     path = case.write("w.safetensors", spoil_safetensors(case.random, case.world.weights, case.world.masks))
-    storage.fill(case.world.model, storage.read_state(path), str(path))
+    storage.fill(case.fresh_model(), storage.read_state(path), str(path))
 
 
 def masks_file(case: Case) -> None:
@@ -275,7 +279,7 @@ def pickle_file(case: Case) -> None:
     if case.random.random() < 0.5:  # a valid archive of a damaged pickle
         content = _rezipped(case.random, case.world.pickled)
     path = case.write("w.pt", content)
-    storage.fill(case.world.model, storage.read_state(path), str(path))
+    storage.fill(case.fresh_model(), storage.read_state(path), str(path))
 
 
 def result_folder(case: Case) -> None:
@@ -297,8 +301,8 @@ def result_folder(case: Case) -> None:
         facts = {path.name: storage.file_facts(path) for path in place.iterdir() if path.name != storage.MANIFEST}
         (place / storage.MANIFEST).write_text(storage.render_manifest(facts, {}), encoding="utf-8")
     _all_of(
-        lambda: snows.verify(place, case.world.model),
-        lambda: snows.load(place, case.world.model),
+        lambda: snows.verify(place, case.fresh_model()),
+        lambda: snows.load(place, case.fresh_model()),
         lambda: snows.load(place),
         lambda: storage.refuse_existing(place, force=True),
     )
@@ -307,7 +311,7 @@ def result_folder(case: Case) -> None:
 def compact_file(case: Case) -> None:
     whole = case.world.small_result[storage.COMPACT]
     path = case.write(storage.COMPACT, spoil_safetensors(case.random, whole, case.world.masks))
-    storage.fill(case.world.model, storage.read_state(path), str(path))
+    storage.fill(case.fresh_model(), storage.read_state(path), str(path))
 
 
 def packing(case: Case) -> None:
@@ -534,8 +538,8 @@ def make_world(folder: Path) -> World:
     masks = {"2.weight": torch.rand(8, 8) > 0.5}
     return World(
         folder, model, prepare(model, samples, None, 0, False), save(dict(model.state_dict()), {"format": "pt"}),
-        save(masks), stream.getvalue(), _files(folder / "dense"), _files(folder / "small"), _files(resume), _images(), _npz(),
-        json.loads((resume / "settings.json").read_text(encoding="utf-8")),
+        save(masks), stream.getvalue(), _files(folder / "dense"), _files(folder / "small"), _files(resume), _images(),
+        _npz(), json.loads((resume / "settings.json").read_text(encoding="utf-8")),
     )  # fmt: skip
 
 
@@ -590,7 +594,6 @@ class Fuzz:
         self.world = make_world(self.folder / "world")
         self.memory = _memory()
         self.outside: list[str] = []
-        _WATCHED.append(self)
 
     def run(self, seed: int, number: int, only: str | None = None) -> None:
         rng = random.Random(f"{seed}:{number}")
@@ -599,6 +602,7 @@ class Fuzz:
         place = self.folder / "cases" / str(number)
         place.mkdir()
         case, name = Case(rng, place, self.world), target.__name__
+        self.outside.clear()
         began = time.perf_counter()
         problem = self._try(target, case)
         self.counts[name] += 1
@@ -608,7 +612,6 @@ class Fuzz:
         if problem is None and _memory() - self.memory > MEMORY:
             problem = f"memory rose by {(_memory() - self.memory) / 2**20:.0f} MiB"
             self.memory = _memory()
-        self.outside.clear()
         if problem is not None:
             self._keep(name, seed, number, place, problem)
         shutil.rmtree(place)
@@ -695,10 +698,12 @@ def fuzzing(failures: Path) -> Iterator[Fuzz]:
     """A fuzz in a temporary folder, with an eye on every file that is written."""
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     with tempfile.TemporaryDirectory(prefix="snows-fuzz-") as folder:
+        fuzz = Fuzz(Path(folder).resolve(), failures.resolve())
+        _WATCHED.append(fuzz)
         try:
-            yield Fuzz(Path(folder).resolve(), failures.resolve())
+            yield fuzz
         finally:
-            _WATCHED.clear()
+            _WATCHED.pop()
             sys.dont_write_bytecode = before
 
 

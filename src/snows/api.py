@@ -113,7 +113,12 @@ def prune(
         chosen = chosen.replace(horizon=horizon)
     rules = None if pattern is None else PatternRules.parse(pattern)
 
-    with warnings.catch_warnings(record=True) as caught, _own_world(device):
+    solves: dict[str, list[SolveReport]] = {}
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        _own_world(device),
+        _telling(progress, solves) as tell,
+    ):
         warnings.simplefilter("always", SnowsWarning)
         world = prepare(model, calibration, device, seed, labels == "given")
         _reset_peak_memory(world.device)
@@ -132,27 +137,25 @@ def prune(
         }  # fmt: skip
         journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
         choice, plan_of_method = _choose_masks(given, method, world, plan, seed, journal)
-        solves: dict[str, list[SolveReport]] = {planned.layer.name: [] for planned in plan.pruned}
         if solver is None and not isinstance(method, LayerMethod):
             weights = {
                 name: choice.weights.get(name, world.graph.parameters[name]) * kept
                 for name, kept in choice.masks.items()
             }
         else:
-            with _telling(progress, solves) as tell:
-                weights = cascade(
-                    world.graph,
-                    plan_of_method,
-                    *_micro_batches(world, plan, concrete),
-                    choice,
-                    method if isinstance(method, LayerMethod) else None,
-                    concrete if solver is not None else concrete.replace(sweeps=1),
-                    memory_limits(world.device),
-                    seed,
-                    tell,
-                    adjust=solver is not None,
-                    journal=journal,
-                )
+            weights = cascade(
+                world.graph,
+                plan_of_method,
+                *_micro_batches(world, plan, concrete),
+                choice,
+                method if isinstance(method, LayerMethod) else None,
+                concrete if solver is not None else concrete.replace(sweeps=1),
+                memory_limits(world.device),
+                seed,
+                tell,
+                adjust=solver is not None,
+                journal=journal,
+            )
         masks = {planned.layer.parameter: choice.masks[planned.layer.parameter] for planned in plan.pruned}
         warn_of_empty_rows(masks)
         pruned = with_weights(model, weights)
@@ -197,7 +200,7 @@ def _telling(
 
     def tell(event: Event) -> None:
         if event.solve is not None:
-            solves[event.layer].append(event.solve)
+            solves.setdefault(event.layer, []).append(event.solve)
         if bar is not None:
             bar.show(event)
         elif callable(progress):
@@ -315,7 +318,7 @@ def _report(
             weights=mask.numel(),
             kept=int(mask.sum()),
             horizon=planned.horizon if solved else None,
-            solves=solves[layer.name],
+            solves=solves.get(layer.name, []),
         )
 
     return Report(

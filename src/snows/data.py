@@ -130,10 +130,10 @@ def _rows(batch: Any, count: int) -> Any:
 def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor | None]:
     """Normalized images (n, channels, height, width) and labels: arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputError(f"{path} is a single array; expected an npz file with named ones (numpy.savez)")
-        with archive:
+        with path.open("rb") as stream:  # numpy leaves a damaged file open
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InputError(f"{path} is a single array; expected an npz file with named ones (numpy.savez)")
             arrays = {key: archive[key] for key in archive.files}  # each access reads the array anew
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error

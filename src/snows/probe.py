@@ -52,7 +52,7 @@ def read(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Ca
         args, kwargs = _rebuild(json.loads(metadata[_CALL]), tensors)
         outputs = [tensors[f"{_OUTPUT}{i}"] for i in range(sum(name.startswith(_OUTPUT) for name in tensors))]
         return (tuple(args), dict(kwargs)), outputs
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it holds no call of a model ({error})") from error
 
 

@@ -21,7 +21,7 @@ class ProgressBar:
             console=console or Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task("preparing", total=None)
+        self._task = self._progress.add_task("reading, capturing, choosing masks", total=None)
         self._progress.start()
 
     def show(self, event: Event) -> None:

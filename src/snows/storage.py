@@ -246,6 +246,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise InputError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), ...)")
+    _refuse_half_bytes(path, state)
     return state
 
 
@@ -253,9 +254,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors file as they are stored, and its metadata."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except Exception as error:  # a damaged header may name types and sizes that torch knows nothing of
         raise InputError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
+    _refuse_half_bytes(path, tensors)
+    return tensors, about
+
+
+def _refuse_half_bytes(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float4_e2m1fn_x2:
+            raise InputError(f"{path}: {name} is {tensor.dtype}, which torch cannot compute with; give wider floats")
 
 
 def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Tensor]:

@@ -1097,3 +1097,14 @@ def test_what_is_no_method_is_refused() -> None:
         check_mask_method(object())
     with pytest.raises(ArgumentError, match="mask 'magic' is not known"):
         check_mask_method("magic")
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 1), (4, 4, 3, 3), (4, 6)])
+def test_weights_come_back_in_their_memory_layout(shape: tuple[int, ...]) -> None:
+    """Also where a dimension of 1 leaves it open: activations take their layout from it, and views fail on another."""
+    for weight in (torch.randn(shape), torch.randn(shape).transpose(0, 1).contiguous().transpose(0, 1)):
+        columns = weight[0].numel()
+        rows, _ = layout.as_rows(weight, torch.eye(columns)[None])
+        back = layout.from_rows(rows, weight)
+        assert torch.equal(back, weight)
+        assert back.stride() == weight.stride()

@@ -16,8 +16,9 @@ from torch.nn.utils import parametrizations
 from snows import embedded, permutation
 from snows.errors import InputError
 from snows.graph import Graph, capture
+from snows.graph.spaces import find_spaces
 from snows.patterns import NM, Pattern, Unstructured
-from snows.permutation import Permuted, _gains, best_order, find_spaces, kept_magnitude, permute_channels
+from snows.permutation import Permuted, _gains, best_order, kept_magnitude, permute_channels
 from tests import networks
 
 

@@ -22,7 +22,8 @@ def from_rows(rows: Tensor, like: Tensor) -> Tensor:
     """Back from rows to the layer's own shape (and, for weights, dtype) and device."""
     shape = like.movedim(1, -1).shape
     kind = rows.dtype if rows.dtype == torch.bool else like.dtype
-    return rows.reshape(shape).movedim(-1, 1).to(like.device, kind).contiguous()
+    # In the memory layout of the weight: the captured graph views activations that take their layout from it.
+    return torch.empty_like(like, dtype=kind).copy_(rows.reshape(shape).movedim(-1, 1))
 
 
 def inverse(gram: Tensor) -> Tensor:
