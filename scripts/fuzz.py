@@ -514,6 +514,8 @@ def _run_command(words: list[str], folder: Path) -> None:
     except SystemExit as ended:
         if ended.code not in (None, 0, 1, 2):
             raise RuntimeError(f"exit status {ended.code}") from ended
+        if ended.code:
+            raise snows.InputError(f"exit status {ended.code}") from ended
     finally:
         for patch in patches:
             patch.stop()
