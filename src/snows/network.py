@@ -51,13 +51,6 @@ class CalibratedNetwork:
         self._predictions: Tensor | None = None
         self._outputs: list[Tensor] | None = None
 
-    def with_patterns(self, patterns: Mapping[str, Pattern]) -> CalibratedNetwork:
-        """The same network, asked for other sparsities: what was computed is shared."""
-        other = CalibratedNetwork(self.graph, self.samples, patterns, self.seed, self._given_labels, self._keep_bytes)
-        if other.weights.keys() == self.weights.keys():
-            other._kept, other._predictions = self._kept, self._predictions
-        return other
-
     def gradients(self, count: int, batch: int = 1) -> Iterator[tuple[str, Tensor]]:
         """For each layer, `count` gradients as rows, each the mean over `batch` samples; fewer if samples run out."""
         batch = min(batch, self.samples.count)
