@@ -2,9 +2,10 @@
 
     python benchmarks/masks.py published      # ResNet20, unstructured, without SNOWS: the field's own comparison
     python benchmarks/masks.py unstructured   # ResNet20, magnitude masks with SNOWS, 1,000 and 3,000 images
-    python benchmarks/masks.py resnet50       # ImageNet, OBC masks without and with SNOWS
+    python benchmarks/masks.py resnet50       # ImageNet, OBC masks without and with SNOWS, and others with it
 
-One JSON file each under benchmarks/results, written again after every run. The comparison of N:M masks on ResNet20 is a
+One JSON file each under benchmarks/results, written again after every run; runs that it has are not done again (remove
+the file to do so). The comparison of N:M masks on ResNet20 is a
 command of its own:
 
     snows compare benchmarks/networks.py:resnet20 --weights ../shared/checkpoints/resnet20_cifar10.safetensors
@@ -59,7 +60,9 @@ class Network:
         return correct(model, self.test, self.labels)
 
 
-def published(shared: Path, device: str, samples: int, seeds: int) -> Iterator[dict[str, Any]]:
+def published(
+    shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """All convolutions and the classifier; labels given; statistics and gradients shared by all methods of a seed."""
     network = Network("resnet20", shared, device)
     assert network.y is not None
@@ -90,50 +93,63 @@ def published(shared: Path, device: str, samples: int, seeds: int) -> Iterator[d
         }  # fmt: skip
 
 
-def unstructured(shared: Path, device: str, samples: int, seeds: int) -> Iterator[dict[str, Any]]:
+def unstructured(
+    shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """SNOWS on magnitude masks; shortcuts, first layer and classifier dense, as in the paper."""
-    network = Network("resnet20", shared, device)
+    runs = [
+        {"mask": "magnitude", "pattern": str(sparsity), "snows": True, "samples": count, "seed": seed}
+        for count in (min(1000, samples), samples)
+        for sparsity in SPARSITIES
+        for seed in range(seeds)
+    ]
+    yield from _table("unstructured", Network("resnet20", shared, device), runs, done, device)
+
+
+def resnet50(
+    shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too."""
+    wanted = [
+        ("obc", "1:4", False), ("obc", "1:4", True), ("obc", "2:4", False), ("obc", "2:4", True),
+        ("magnitude", "1:4", True), ("alps", "1:4", True),
+    ]  # fmt: skip
+    runs = [
+        {"mask": mask, "pattern": pattern, "snows": adjusted, "samples": samples, "seed": seed}
+        for mask, pattern, adjusted in wanted
+        for seed in range(seeds)
+    ]
+    yield from _table("resnet50", Network("resnet50", shared, device), runs, done, device)
+
+
+def _table(
+    what: str, network: Network, runs: list[dict[str, Any]], done: list[dict[str, Any]], device: str
+) -> Iterator[dict[str, Any]]:
+    """The result so far, after each run."""
     rows = []
-    for count in (min(1000, samples), samples):
-        for sparsity in SPARSITIES:
-            for seed in range(seeds):
-                row, _ = _prune(network, sparsity, count, seed, mask="magnitude", solver="newton")
-                rows.append(row)
-                yield _result("unstructured", network, rows, device)
+    for run in runs:
+        known = [row for row in done if all(row.get(key) == value for key, value in run.items())]
+        rows.append(known[0] if known else _prune(network, run))
+        others = [row for row in done if row not in rows]
+        yield {
+            "what": what, "dense": percent(network.dense), "rows": rows + others, "environment": environment(device)
+        }  # fmt: skip
 
 
-def resnet50(shared: Path, device: str, samples: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """OBC masks, without SNOWS and (the same masks) with it."""
-    network = Network("resnet50", shared, device)
-    rows = []
-    for pattern in ("1:4", "2:4"):
-        row, found = _prune(network, pattern, samples, 0, mask="obc", solver=None)
-        rows.append(row)
-        yield _result("resnet50", network, rows, device)
-        row, _ = _prune(network, pattern, samples, 0, mask=found.masks, solver="newton")
-        rows.append({**row, "mask": "obc", "pattern": pattern})
-        yield _result("resnet50", network, rows, device)
-
-
-def _prune(network: Network, pattern: Any, count: int, seed: int, **options: Any) -> tuple[dict[str, Any], Any]:
+def _prune(network: Network, run: dict[str, Any]) -> dict[str, Any]:
     result = snows.prune(
-        network.model, network.x[:count], pattern if isinstance(options["mask"], str) else None,
-        exclude="*downsample*", seed=seed, progress=False, **options,
+        network.model, network.x[: run["samples"]], run["pattern"], mask=run["mask"], exclude="*downsample*",
+        solver="newton" if run["snows"] else None, seed=run["seed"], progress=False,
     )  # fmt: skip
     outcome = network.outcome(result.model)
     drop, half_width = paired_drop(network.dense, outcome[None])
     row = {
-        "mask": options["mask"] if isinstance(options["mask"], str) else "given", "pattern": str(pattern),
-        "snows": options["solver"] is not None, "samples": count, "seed": seed, "accuracy": percent(outcome),
-        "drop": drop, "drop_interval": half_width, "sparsity": result.report.sparsity,
-        "seconds": round(result.report.seconds, 1), "peak_memory_bytes": result.report.peak_memory_bytes,
+        **run, "accuracy": percent(outcome), "drop": drop, "drop_interval": half_width,
+        "sparsity": result.report.sparsity, "seconds": round(result.report.seconds, 1),
+        "peak_memory_bytes": result.report.peak_memory_bytes,
     }  # fmt: skip
     print(" ", json.dumps(row), flush=True)
-    return row, result
-
-
-def _result(what: str, network: Network, rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
-    return {"what": what, "dense": percent(network.dense), "rows": rows, "environment": environment(device)}
+    return row
 
 
 CASES: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {  # samples, seeds
@@ -156,7 +172,8 @@ def main() -> None:
     warnings.simplefilter("ignore", snows.SnowsWarning)
     case, samples, seeds = CASES[options.case]
     path = options.out / f"masks-{options.case}.json"
-    for result in case(options.shared, options.device, options.samples or samples, options.seeds or seeds):
+    done = json.loads(path.read_text())["rows"] if path.exists() else []
+    for result in case(options.shared, options.device, options.samples or samples, options.seeds or seeds, done):
         path.write_text(json.dumps(result, indent=2) + "\n")  # after every run: what is done is kept
 
 

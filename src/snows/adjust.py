@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .curvature import CurvatureKind, Objective, restrict
+from .errors import SnowsWarning, StatisticsError
 from .graph import Segment
 from .memory import Memory, linearized_bytes
 from .problem import LayerProblem
@@ -22,10 +25,25 @@ from .solver import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, new
 class Start:
     """Where a solve began, and which curvature it used."""
 
+    weight: Tensor
     name: str
     loss_masked: float
     relative_damping: float
     curvature: CurvatureKind
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A layer's weight after a solve. `kept` says which: the solve's own, or the start where that did better on
+    held-out samples."""
+
+    weight: Tensor
+    loss: float
+    newton: Newton
+    start: Start
+    kept: str
+    held_out_masked: float
+    held_out: float
 
 
 def curvature_kind(recipe: Recipe, segment: Segment) -> CurvatureKind:
@@ -43,15 +61,46 @@ def solve_layer(
     memory: Memory,
     seed: int,
     sweep: int,
+) -> Solved:
+    """Newton-CG on the K-step loss of one layer. No layer gets worse: what is kept is best on held-out samples."""
+    objective = problem.objective(recipe.normalization)
+    newton, start = _solve(problem, objective, masked, mask, recipe, memory, seed, sweep)
+    if not problem.held_out:
+        return Solved(newton.weight, newton.loss, newton, start, "solved", math.nan, math.nan)
+    judge = objective.subset(problem.held_out)
+    candidates = [("masked weights", masked, start.loss_masked)]
+    if start.weight is not masked:
+        candidates.append((start.name, start.weight, newton.loss_before))
+    if newton.weight is not start.weight:
+        candidates.append(("solved", newton.weight, newton.loss))
+    held_out = [judge.loss(weight) for _, weight, _ in candidates]
+    best = min(range(len(candidates)), key=lambda i: held_out[i] if math.isfinite(held_out[i]) else math.inf)
+    name, weight, loss = candidates[best]
+    kept = "solved" if weight is newton.weight else name
+    return Solved(weight, loss, newton, start, kept, held_out[0], held_out[best])
+
+
+def _solve(
+    problem: LayerProblem,
+    objective: Objective,
+    masked: Tensor,
+    mask: Tensor,
+    recipe: Recipe,
+    memory: Memory,
+    seed: int,
+    sweep: int,
 ) -> tuple[Newton, Start]:
-    """Newton-CG on the K-step loss of one layer, from the better of two starts."""
+    """Newton-CG from the better of two starts."""
     segment = problem.segment
     kind = curvature_kind(recipe, segment)
-    objective = problem.objective(recipe.normalization)
     blocks = None
     if recipe.start == "closed-form" or recipe.preconditioner == "rows":
         moments = problem.moments()
-        blocks = RowBlocks(moments.gram, mask.flatten(1), recipe.ridge, masked.dtype)
+        try:
+            blocks = RowBlocks(moments.gram, mask.flatten(1), recipe.ridge, masked.dtype)
+        except StatisticsError as error:
+            message = f"{segment.layer.name}: {error}; it is solved without its closed form"
+            warnings.warn(message, SnowsWarning, stacklevel=2)
     loss_masked = objective.loss(masked)
     weight, loss, name = masked, loss_masked, "masked weights"
     if blocks is not None and recipe.start == "closed-form":
@@ -59,7 +108,7 @@ def solve_layer(
         loss_refit = objective.loss(refit)
         if loss_refit < loss:
             weight, loss, name = refit, loss_refit, "least squares"
-    start = Start(name, loss_masked, blocks.relative_damping if blocks else 0.0, kind)
+    start = Start(weight, name, loss_masked, blocks.relative_damping if blocks else 0.0, kind)
     own_output_only = segment.horizon == 0 and segment.outputs == segment.own.gives
     if own_output_only and name == "least squares":  # nothing is left for Newton to do
         return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start

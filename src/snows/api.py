@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .budgets import spread_out
+from .calibration import Samples
 from .cascade import Event, cascade
 from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
 from .given import given_masks, settle_reference, warn_of_empty_rows
-from .graph.segment import Values
 from .journal import Journal
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .memory import memory_limits, micro_batch_size
@@ -33,6 +34,7 @@ from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
 from .state import open_journal
+from .streams import Batches
 from .version import __version__
 
 _PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did
@@ -136,7 +138,9 @@ def prune(
             "exclude": describe(exclude), "solver": solver, "labels": labels, "permute": permute, "seed": seed,
         }  # fmt: skip
         journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
-        choice, plan_of_method = _choose_masks(given, method, world, plan, seed, journal)
+        held_out = concrete.held_out_samples(world.samples.count) if solver is not None else 0
+        fitted, judged = world.samples.split(world.samples.count - held_out)
+        choice, plan_of_method = _choose_masks(given, method, world, fitted, plan, seed, journal)
         if solver is None and not isinstance(method, LayerMethod):
             weights = {
                 name: choice.weights.get(name, world.graph.parameters[name]) * kept
@@ -146,7 +150,7 @@ def prune(
             weights = cascade(
                 world.graph,
                 plan_of_method,
-                *_micro_batches(world, plan, concrete),
+                _micro_batches(world, plan, concrete, fitted, judged),
                 choice,
                 method if isinstance(method, LayerMethod) else None,
                 concrete if solver is not None else concrete.replace(sweeps=1),
@@ -167,7 +171,7 @@ def prune(
     report.recipe = dataclasses.asdict(chosen)
     if permuted is not None:
         report.permutation = {"kept_before": permuted.kept_before, "kept_after": permuted.kept_after}
-    report.samples, report.seed = world.samples.count, seed
+    report.samples, report.held_out_samples, report.seed = world.samples.count, held_out, seed
     report.device, report.peak_memory_bytes = _device_facts(world.device)
     report.warnings = list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, SnowsWarning)))
     report.seconds = time.perf_counter() - began
@@ -242,6 +246,7 @@ def _choose_masks(
     given: dict[str, Tensor] | None,
     method: MaskMethod | None,
     world: Prepared,
+    samples: Samples,
     plan: Plan,
     seed: int,
     journal: Journal,
@@ -256,7 +261,7 @@ def _choose_masks(
     if stored is not None:
         return stored, plan
     keep = memory_limits(world.device).targets
-    network = CalibratedNetwork(world.graph, world.samples, plan.patterns, seed, world.samples.labels, keep)
+    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, keep)
     together = isinstance(method, NetworkMethod)
     network.patterns = spread_out(plan.patterns, network, default_spread(method), together)
     plan = plan.with_patterns(network.patterns)
@@ -283,14 +288,16 @@ def _settings(world: Prepared, recipe: Recipe, choices: dict[str, Any]) -> dict[
     }
 
 
-def _micro_batches(world: Prepared, plan: Plan, recipe: Recipe) -> tuple[list[Values], tuple[int, ...]]:
+def _micro_batches(world: Prepared, plan: Plan, recipe: Recipe, fitted: Samples, held_out: Samples) -> Batches:
     """The samples as named inputs of the graph, in pieces."""
-    count = world.samples.count
-    size = micro_batch_size(world.graph, plan, count, recipe, world.device)
-    starts = range(0, count, size)
+    size = micro_batch_size(world.graph, plan, fitted.count, recipe, world.device)
     names = [node.name for node in world.graph.inputs]
-    batches = [dict(zip(names, world.samples.rows(i, i + size), strict=True)) for i in starts]
-    return batches, tuple(min(size, count - i) for i in starts)
+    pieces = [
+        (dict(zip(names, part.rows(i, i + size), strict=True)), min(size, part.count - i))
+        for part in (fitted, held_out)
+        for i in range(0, part.count, size)
+    ]
+    return Batches([values for values, _ in pieces], tuple(n for _, n in pieces), math.ceil(held_out.count / size))
 
 
 def _reset_peak_memory(device: torch.device) -> None:

@@ -35,6 +35,15 @@ class Samples:
     def rows(self, start: int, stop: int) -> list[Any]:
         return [leaf[start:stop] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
 
+    def split(self, count: int) -> tuple[Samples, Samples]:
+        """The first `count` samples, and the others."""
+
+        def part(start: int, stop: int) -> Samples:
+            labels = None if self.labels is None else self.labels[start:stop]
+            return Samples(self.rows(start, stop), self.spec, stop - start, labels)
+
+        return part(0, count), part(count, self.count)
+
     def shuffled(self, seed: int) -> Samples:
         check_seed(seed)
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))

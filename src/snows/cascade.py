@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .adjust import Start, solve_layer
+from .adjust import Solved, solve_layer
 from .graph import Graph
-from .graph.segment import Values
 from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
 from .memory import Memory
@@ -18,8 +17,8 @@ from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
 from .recipe import Recipe
 from .report import SolveReport
-from .solver import Newton, NewtonOutcome
-from .streams import Stream
+from .solver import NewtonOutcome
+from .streams import Batches, Stream
 
 _REFIT_RIDGE = 1e-4  # of the weights that masks are chosen from: little, as nothing is removed yet
 
@@ -39,8 +38,7 @@ class Event:
 def cascade(
     graph: Graph,
     plan: Plan,
-    batches: list[Values],
-    sizes: tuple[int, ...],
+    batches: Batches,
     choice: Choice,
     method: LayerMethod | None,
     recipe: Recipe,
@@ -61,8 +59,8 @@ def cascade(
     dense = graph.parameters
     current = dict(dense)
     for sweep in range(recipe.sweeps):
-        dense_stream = Stream(graph, dense, batches, sizes)
-        pruned_stream = Stream(graph, current, batches, sizes)
+        dense_stream = Stream(graph, dense, batches)
+        pruned_stream = Stream(graph, current, batches)
         for index, planned in enumerate(plan.pruned):
             layer = planned.layer
             where = (layer.name, index, len(plan.pruned), sweep, recipe.sweeps)
@@ -80,9 +78,8 @@ def cascade(
                 mask = choice.masks[layer.parameter]
                 masked = (current[layer.parameter] if start is None else start) * mask
                 if adjust:
-                    solved, begin = solve_layer(problem, masked, mask, recipe, memory, seed, sweep)
-                    seconds = time.perf_counter() - began
-                    entry = Entry(solved.weight, mask, _solve_report(solved, begin, sweep, seconds))
+                    solved = solve_layer(problem, masked, mask, recipe, memory, seed, sweep)
+                    entry = Entry(solved.weight, mask, _solve_report(solved, sweep, time.perf_counter() - began))
                 else:
                     entry = Entry(masked, mask, _mask_only(sweep, time.perf_counter() - began))
                 del problem  # with its activations, before the streams move on
@@ -115,18 +112,22 @@ def _mask_only(sweep: int, seconds: float) -> SolveReport:
     return SolveReport(sweep, nan, nan, nan, "masked weights", NewtonOutcome.NOT_ASKED.value, 0, 0, 0, "", 0.0, seconds)
 
 
-def _solve_report(solved: Newton, start: Start, sweep: int, seconds: float) -> SolveReport:
+def _solve_report(solved: Solved, sweep: int, seconds: float) -> SolveReport:
+    newton, start = solved.newton, solved.start
     return SolveReport(
         sweep=sweep,
         loss_masked=start.loss_masked,
-        loss_start=solved.loss_before,
+        loss_start=newton.loss_before,
         loss=solved.loss,
         start=start.name,
-        outcome=solved.outcome.value,
-        newton_steps=solved.steps,
-        cg_steps=solved.cg_steps,
-        negative_curvature=solved.negative_curvature,
+        outcome=newton.outcome.value,
+        newton_steps=newton.steps,
+        cg_steps=newton.cg_steps,
+        negative_curvature=newton.negative_curvature,
         curvature=start.curvature,
         relative_damping=start.relative_damping,
         seconds=seconds,
+        kept=solved.kept,
+        held_out_masked=solved.held_out_masked,
+        held_out=solved.held_out,
     )

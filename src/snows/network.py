@@ -20,7 +20,7 @@ from .graph import Graph, Layer
 from .graph.segment import SampleLayout
 from .patterns import Pattern
 from .problem import gram_of_inputs
-from .streams import Stream
+from .streams import Batches, Stream
 
 _MICRO_BATCH = {"cpu": 100, "cuda": 250}
 _LOSS_SAMPLES = 1000  # enough to tell masks apart
@@ -80,7 +80,8 @@ class CalibratedNetwork:
         names = [node.name for node in self.graph.inputs]
         ranges = list(self._ranges(self.samples.count))
         batches = [dict(zip(names, self.samples.rows(begin, end), strict=True)) for begin, end in ranges]
-        stream = Stream(self.graph, self.graph.parameters, batches, tuple(end - begin for begin, end in ranges))
+        sizes = tuple(end - begin for begin, end in ranges)
+        stream = Stream(self.graph, self.graph.parameters, Batches(batches, sizes))
         for layer in self.layers:
             stream.advance(layer.position)
             yield layer.parameter, gram_of_inputs(layer, stream)

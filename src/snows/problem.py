@@ -22,6 +22,8 @@ _LEAST_VARIANCE = 1e-12
 class LayerProblem:
     """Match the dense network's operations 0 … K after one layer, as a function of that layer's weight.
 
+    Objective and moments are those of the fitted samples; `held_out` names the pieces that are for judging alone.
+
     Targets and live-in values are kept between passes while they fit `keep_bytes`, and recomputed for each pass beyond.
     """
 
@@ -35,6 +37,7 @@ class LayerProblem:
     def __post_init__(self) -> None:
         self.layer = self.segment.layer
         self.sizes = self.pruned.sizes
+        self.held_out = self.pruned.held_out
         needed = self.segment.cost.output_bytes * sum(self.sizes)
         self._keeps = needed <= self.keep_bytes
 
@@ -65,10 +68,8 @@ class LayerProblem:
         weights = [1.0] * len(self.segment.outputs)
         if normalization == "variance":
             weights = [1 / max(variance, _LEAST_VARIANCE) for variance in self._variances()]
-        everything = tuple(range(len(self.sizes)))
-        return Objective(
-            self, tuple(weights), normalization, everything, self.sizes, layouts=self.segment.sample_layouts
-        )
+        fitted = tuple(range(len(self.pruned.fitted)))
+        return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts=self.segment.sample_layouts)
 
     def moments(self) -> Moments:
         """Of the layer's inputs, and of those with the outputs the layer itself should have."""
@@ -81,7 +82,7 @@ class LayerProblem:
     def _input_output_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         layer = self.layer
         teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
-        for values, teacher_values in zip(self.pruned.batches, teacher.batches, strict=True):
+        for values, teacher_values in zip(self.pruned.fitted, teacher.fitted, strict=True):
             x = values[layer.input]
             y = self.segment.own(teacher_values, self.dense.parameters)[self.segment.own.gives[0]]
             if layer.bias is not None:
@@ -110,7 +111,7 @@ class LayerProblem:
         mean = [0.0] * len(self.segment.outputs)
         spread = [0.0] * len(self.segment.outputs)  # sum of squared distances from the mean
         seen = 0
-        for index in range(len(self)):
+        for index in range(len(self.pruned.fitted)):
             for k, target in enumerate(self[index].targets):
                 variance, own = torch.var_mean(target, correction=0)
                 new, gap = target.numel(), float(own) - mean[k]
@@ -125,7 +126,7 @@ class LayerProblem:
 
 def gram_of_inputs(layer: Layer, stream: Stream) -> Tensor:
     """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
-    inputs = (values[layer.input] for values in stream.batches)
+    inputs = (values[layer.input] for values in stream.fitted)
     parts = (layer.patches(part) for x in inputs for part in x.split(_rows_at_once(layer, x)))
     return Moments.collect((patches, patches[..., :0]) for patches in parts).gram
 

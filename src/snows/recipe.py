@@ -13,6 +13,7 @@ from .curvature import Normalization
 from .errors import ArgumentError
 
 SCHEMA = 1
+_LEAST_HELD_OUT = 8
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Recipe:
     armijo              sufficient decrease
     product_samples     samples in curvature products; gradient and line search use all. None: all
     minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
+    held_out            share of the samples that no weight is fitted to: new weights are kept where the K-step loss of
+                        these is lower than before. 0: wherever that of the fitted samples is
     """
 
     horizon: int | Literal["auto", "paper"] = "auto"
@@ -54,6 +57,13 @@ class Recipe:
     armijo: float = 1e-5
     product_samples: int | None = 1000
     minibatch: int | None = None
+    held_out: float = 0.05
+
+    def held_out_samples(self, samples: int) -> int:
+        """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
+        if self.held_out == 0:
+            return 0
+        return min(max(round(self.held_out * samples), _LEAST_HELD_OUT), samples // 4)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -91,6 +101,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 }
 _NAMED: Mapping[str, tuple[object, ...]] = {"horizon": ("auto", "paper"), "cg_absolute_tolerance": ("paper",)}
 _AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch"}
+_BELOW = {"held_out": 1.0}
 
 
 def _problem(name: str, type_: str, value: object) -> str | None:
@@ -101,12 +112,14 @@ def _problem(name: str, type_: str, value: object) -> str | None:
     if value in _NAMED.get(name, ()) or (value is None and "None" in type_):
         return None
     least, whole = int(name in _AT_LEAST_ONE), "int" in type_
+    below = _BELOW.get(name, math.inf)
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if number and least <= value < math.inf:  # type: ignore[operator]  # a number, see above
+    if number and least <= value < below:  # type: ignore[operator]  # a number, see above
         return None
     names = [repr(word) for word in _NAMED.get(name, ())] + ["None"] * ("None" in type_)
     extra = "".join(f" or {word}" for word in names)
-    return f"{'a whole number' if whole else 'a number'} of at least {least}{extra}"
+    above = f" and below {below:g}" if below < math.inf else ""
+    return f"{'a whole number' if whole else 'a number'} of at least {least}{above}{extra}"
 
 
 DEFAULT = Recipe()
@@ -127,6 +140,7 @@ PAPER = Recipe(
     relative_damping=0.0,
     product_samples=None,
     minibatch=256,  # not in the paper
+    held_out=0.0,  # every step that passes Armijo's test is kept
 )
 
 # For the embedded network on a laptop: short passes. Chosen on calibration images that the demo does not use.

@@ -6,6 +6,7 @@ import dataclasses
 import html
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class SolveReport:
-    """How one layer was re-adjusted in one sweep. Losses are K-step losses on all calibration samples."""
+    """How one layer was re-adjusted in one sweep. Losses are K-step losses: of the samples that weights are fitted to,
+    and, where it says so, of those held out."""
 
     sweep: int
     loss_masked: float  # of the weights the layer came with, masked
@@ -29,6 +31,9 @@ class SolveReport:
     curvature: str
     relative_damping: float  # of the closed form; above the recipe's ridge where the statistics were singular
     seconds: float
+    kept: str = "solved"  # "solved", or the start where that did better on held-out samples
+    held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
+    held_out: float = math.nan  # of the weights that were kept
 
 
 @dataclass
@@ -62,6 +67,7 @@ class Report:
     recipe: dict[str, Any] = field(default_factory=dict)
     permutation: dict[str, float] | None = None  # share of the magnitude that N:M masks keep, before and after it
     samples: int = 0
+    held_out_samples: int = 0  # of these
     seed: int = 0
     device: str = ""
     layers: list[LayerReport] = field(default_factory=list)
@@ -84,11 +90,23 @@ class Report:
         """Of the whole network."""
         return sum(layer.weights - layer.kept for layer in self.layers) / self.network_weights
 
+    @property
+    def events(self) -> dict[str, int]:
+        """How often what happened in solves: how they ended, and what had to be survived on the way."""
+        solves = [solve for layer in self.layers for solve in layer.solves]
+        ridge = float(self.recipe.get("ridge", 0.0))
+        counts = Counter(solve.outcome for solve in solves)
+        counts["worse on held-out samples; the start was kept"] = sum(solve.kept != "solved" for solve in solves)
+        counts["negative curvature in CG"] = sum(solve.negative_curvature for solve in solves)
+        counts["singular statistics, damped more"] = sum(solve.relative_damping > ridge for solve in solves)
+        return {event: count for event, count in counts.items() if count}
+
     def to_dict(self) -> dict[str, Any]:
         data = dataclasses.asdict(self)
         for entry, layer in zip(data["layers"], self.layers, strict=True):
             entry["sparsity"] = layer.sparsity
-        whole = {**data, "sparsity": self.sparsity, "network_sparsity": self.network_sparsity}
+        figures = {"sparsity": self.sparsity, "network_sparsity": self.network_sparsity, "events": self.events}
+        whole = {**data, **figures}
         return {key: finite(value) for key, value in whole.items()}
 
     def to_json(self) -> str:
@@ -145,6 +163,8 @@ def _html(report: Report) -> str:
     if report.dense_layers:
         rows: list[list[object]] = [[d.name, "x".join(map(str, d.shape)), d.reason] for d in report.dense_layers]
         parts.append(table("Layers left dense", ["layer", "shape", "reason"], rows))
+    if report.events:
+        parts.append(table("How solves ended", ["what", "times"], [[what, n] for what, n in report.events.items()]))
     if report.warnings:
         parts.append(table("Warnings", ["warning"], [[warning] for warning in report.warnings]))
     style = (

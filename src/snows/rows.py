@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .blocks import damped, kept_blocks
-from .errors import InputError
+from .errors import StatisticsError
 from .solver import CGOptions, Product, conjugate_gradient
 
 _DAMPING_RETRIES = 12
@@ -68,7 +68,7 @@ class RowBlocks:
         # where every input is dead any scale will do: the damping keeps the weights as they are
         self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
         if not torch.isfinite(gram).all():
-            raise InputError("the layer's inputs are not finite (NaN or infinity in the data or in an earlier layer)")
+            raise StatisticsError("the layer's inputs are not finite (NaN or infinity in the data or an earlier layer)")
         self.rows_per_group = kept.shape[0] // gram.shape[0]
         counts = kept.sum(1).double()
         device = gram.device.type
@@ -119,7 +119,7 @@ class RowBlocks:
             else:
                 return
             self.relative_damping = max(10 * self.relative_damping, 1e-10)
-        raise InputError(
+        raise StatisticsError(
             f"the layer's input statistics stay singular at a relative damping of {self.relative_damping:g}; "
             "are the calibration samples all alike?"
         )

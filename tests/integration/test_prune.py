@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import snows
-from snows import ArgumentError, CaptureError, InputError, SnowsWarning
+from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api
+from snows.errors import StatisticsError
 from snows.problem import LayerProblem
 from snows.rows import RowBlocks
-from snows.solver import NewtonOutcome
+from snows.solver import Newton, NewtonOutcome
 
 from ..networks import NETWORKS, example, make
 from ..oracles import KStepLoss
@@ -47,7 +49,8 @@ def check(result: snows.Result, model: nn.Module) -> None:
         assert layer.kept == int(result.masks[layer.parameter].sum())
         for solve in layer.solves:
             if solve.outcome != NewtonOutcome.NOT_ASKED.value:
-                assert solve.loss <= solve.loss_start
+                assert not solve.held_out > solve.held_out_masked  # NaN where nothing is held out
+                assert solve.loss <= solve.loss_start or solve.kept != "solved"
                 # The same number where the masked weights are the start, computed with and without gradients.
                 assert solve.loss_start <= solve.loss_masked * (1 + 1e-6)
     total = sum(int((~mask).sum()) for mask in result.masks.values())
@@ -90,7 +93,7 @@ def test_every_mask_method_with_every_kind_of_pattern(mask: Any, pattern: Any) -
 @pytest.mark.parametrize("name", ["mlp", "conv-bn", "residual", "attention"])
 def test_a_longer_horizon_has_a_lower_loss_than_layerwise_reconstruction(name: str) -> None:
     """By an independent loss of the first pruned layer, whose inputs and later layers are the same in both runs."""
-    recipe = snows.Recipe(horizon=3, sweeps=1, newton_steps=3)
+    recipe = snows.Recipe(horizon=3, sweeps=1, newton_steps=3, held_out=0.0)
     far, near = quick(name, "2:4", recipe=recipe), quick(name, "2:4", recipe=recipe, horizon=0)
     first = far.report.layers[0]
     model = make(name)
@@ -134,6 +137,60 @@ def test_every_curvature_lowers_the_loss(curvature: str) -> None:
     result = quick("attention", "2:4", recipe=QUICK.replace(curvature=curvature))
     check(result, make("attention"))
     assert {solve.curvature for layer in result.report.layers for solve in layer.solves} == {curvature}
+
+
+# What is kept
+
+
+@pytest.mark.parametrize("factor", [100.0, float("nan")])
+def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = adjust.newton
+
+    def overfit(*arguments: Any) -> Newton:
+        return replace(solve(*arguments), weight=arguments[2] * factor, loss=0.0)
+
+    monkeypatch.setattr(adjust, "newton", overfit)
+    result = quick("conv-bn", "2:4")
+    solves = [solve for layer in result.report.layers for solve in layer.solves]
+    assert {solve.kept for solve in solves} <= {"least squares", "masked weights"}
+    check(result, make("conv-bn"))
+    assert result.report.events["worse on held-out samples; the start was kept"] == len(solves)
+
+
+def test_with_nothing_held_out_every_solve_is_kept() -> None:
+    result = quick("conv-bn", "2:4", recipe=QUICK.replace(held_out=0.0))
+    check(result, make("conv-bn"))
+    assert result.report.held_out_samples == 0
+    assert {solve.kept for layer in result.report.layers for solve in layer.solves} == {"solved"}
+
+
+def test_samples_are_fitted_or_held_out_never_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[float]] = {"fitted": set(), "held out": set()}
+    read = api.Batches
+
+    def watch(values: list[dict[str, Tensor]], sizes: tuple[int, ...], held_out: int) -> Any:
+        for index, batch in enumerate(values):
+            kind = "held out" if index >= len(values) - held_out else "fitted"
+            seen[kind] |= set(next(iter(batch.values())).flatten(1)[:, 0].tolist())
+        return read(values, sizes, held_out)
+
+    monkeypatch.setattr(api, "Batches", watch)
+    result = quick("residual", "2:4")
+    assert (len(seen["fitted"]), len(seen["held out"])) == (18, 6)
+    assert not seen["fitted"] & seen["held out"]
+    assert (result.report.samples, result.report.held_out_samples) == (SAMPLES, 6)
+
+
+def test_statistics_that_cannot_be_used_are_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    def singular(*_: Any) -> None:
+        raise StatisticsError("its statistics stay singular")
+
+    monkeypatch.setattr(adjust, "RowBlocks", singular)
+    with pytest.warns(SnowsWarning, match="solved without its closed form"):
+        result = quick("conv-bn", "2:4")
+    check(result, make("conv-bn"))
+    assert any("stay singular" in warning for warning in result.report.warnings)
+    assert any(solve.newton_steps for layer in result.report.layers for solve in layer.solves)
 
 
 # Where masks come from

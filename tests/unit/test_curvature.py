@@ -13,7 +13,7 @@ from snows.curvature import Objective, restrict
 from snows.errors import InputError
 from snows.graph.segment import SampleLayout
 from snows.problem import LayerProblem
-from snows.streams import Stream
+from snows.streams import Batches, Stream
 
 from ..networks import CURVED, NETWORKS, call_arguments, captured, example, prunable
 from ..oracles import KStepLoss, finite_difference
@@ -56,8 +56,8 @@ def problem(
     leaves = torch.utils._pytree.tree_leaves(call_arguments(example(name, sum(split))))
     names = [node.name for node in graph.inputs]
     pieces = [dict(zip(names, part, strict=True)) for part in zip(*(leaf.split(split) for leaf in leaves), strict=True)]
-    dense = Stream(graph, graph.parameters, pieces, split)
-    pruned = Stream(graph, pruned_parameters(name), pieces, split)
+    dense = Stream(graph, graph.parameters, Batches(pieces, split))
+    pruned = Stream(graph, pruned_parameters(name), Batches(pieces, split))
     dense.advance(layer.position)
     pruned.advance(layer.position)
     return LayerProblem(graph.segment(layer, horizon), dense, pruned, targets_from, keep_bytes)

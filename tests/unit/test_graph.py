@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from snows.errors import CaptureError, InputError
 from snows.graph import Graph, Layer, capture
 from snows.graph.convolution import convolution
-from snows.streams import Stream
+from snows.streams import Batches, Stream
 
 from ..networks import NETWORKS, call_arguments, captured, example, prunable
 from ..oracles import operations
@@ -62,7 +62,7 @@ def test_every_layer_is_found_in_order(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_patches_times_weight_is_the_layer(name: str) -> None:
     _, graph = captured(name)
-    dense = Stream(graph, graph.parameters, [batch_of(graph, name, 3)], (3,))
+    dense = Stream(graph, graph.parameters, Batches([batch_of(graph, name, 3)], (3,)))
     for layer in (layer for layer in graph.layers if layer.refusal is None):
         dense.advance(layer.position)
         values = dense.batches[0]
@@ -144,7 +144,9 @@ def test_ancestors_and_descendants_tell_first_and_last_layers() -> None:
 
 def test_streams_advance_and_free_what_is_not_read_again() -> None:
     _, graph = captured("residual")
-    stream = Stream(graph, graph.parameters, [batch_of(graph, "residual", 2), batch_of(graph, "residual", 1)], (2, 1))
+    stream = Stream(
+        graph, graph.parameters, Batches([batch_of(graph, "residual", 2), batch_of(graph, "residual", 1)], (2, 1))
+    )
     seen: list[weakref.ref[Tensor]] = []
     for position in range(1, graph.end + 1):
         stream.advance(position)
@@ -163,7 +165,7 @@ def test_streams_advance_and_free_what_is_not_read_again() -> None:
 def test_streams_read_a_weight_changed_before_its_layer_is_passed() -> None:
     model, graph = captured("mlp")
     parameters = dict(graph.parameters)
-    stream = Stream(graph, parameters, [batch_of(graph, "mlp", 3)], (3,))
+    stream = Stream(graph, parameters, Batches([batch_of(graph, "mlp", 3)], (3,)))
     stream.advance(layer_of(graph, "2.weight").position)
     parameters["2.weight"] = torch.zeros_like(parameters["2.weight"])
     stream.advance(graph.end)

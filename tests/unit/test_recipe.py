@@ -56,6 +56,7 @@ WRONG: dict[str, list[Any]] = {
     "armijo": [-1, "1e-5", math.nan],
     "product_samples": [0, 10.0, "all"],
     "minibatch": [0, -5, 2.5, "all"],
+    "held_out": [-0.1, 1, 1.5, "some", None, math.nan],
 }
 
 

@@ -16,7 +16,7 @@ from snows.solver import NewtonOutcome
 from ..networks import make
 from ..oracles import layer_input_output, restricted_least_squares
 
-LEAST_SQUARES = Recipe(horizon=0, sweeps=1, ridge=0.0)
+LEAST_SQUARES = Recipe(horizon=0, sweeps=1, ridge=0.0, held_out=0.0)
 
 NETWORKS = {
     "conv-bn": ("conv-bn", (2, 6, 6), {"3": 0.5}),
