@@ -1,4 +1,4 @@
-"""One layer: the paper's Algorithm 2, sub-sampled Newton on the K-step loss."""
+"""One layer, or some together: the paper's Algorithm 2, sub-sampled Newton on the K-step loss."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ from .problem import LayerProblem
 from .recipe import Recipe
 from .rows import RowBlocks, RowPreconditioner
 from .solver import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, newton
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which solve of a run this is. Randomness is keyed by it, never by the order of calls (so an interrupted run can
+    be repeated) nor by names (so it does not matter how a network is spelled)."""
+
+    seed: int
+    sweep: int
+    index: int
+
+    def generator(self) -> torch.Generator:
+        digest = hashlib.sha256(f"{self.seed}/{self.sweep}/{self.index}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 @dataclass(frozen=True)
@@ -59,12 +73,14 @@ def solve_layer(
     mask: Tensor,
     recipe: Recipe,
     memory: Memory,
-    seed: int,
-    sweep: int,
+    turn: Turn,
 ) -> Solved:
-    """Newton-CG on the K-step loss of one layer. No layer gets worse: what is kept is best on held-out samples."""
+    """Newton-CG on the K-step loss; `masked` and `mask` are packed as the problem packs weights.
+
+    No layer gets worse: what is kept is best on held-out samples.
+    """
     objective = problem.objective(recipe.normalization)
-    newton, start = _solve(problem, objective, masked, mask, recipe, memory, seed, sweep)
+    newton, start = _solve(problem, objective, masked, mask, recipe, memory, turn)
     if not problem.held_out:
         return Solved(newton.weight, newton.loss, newton, start, "solved", math.nan, math.nan)
     judge = objective.subset(problem.held_out)
@@ -87,42 +103,42 @@ def _solve(
     mask: Tensor,
     recipe: Recipe,
     memory: Memory,
-    seed: int,
-    sweep: int,
+    turn: Turn,
 ) -> tuple[Newton, Start]:
     """Newton-CG from the better of two starts."""
-    segment = problem.segment
+    segment, pack, unpack = problem.segment, problem.packing.pack, problem.packing.unpack
     kind = curvature_kind(recipe, segment)
-    blocks = None
+    blocks: list[RowBlocks] = []
     if recipe.start == "closed-form" or recipe.preconditioner == "rows":
-        moments = problem.moments()
+        moments = [problem.moments(index) for index in range(len(segment.layers))]
+        parts = zip(moments, unpack(mask), strict=True)
         try:
-            blocks = RowBlocks(moments.gram, mask.flatten(1), recipe.ridge, masked.dtype)
+            blocks = [RowBlocks(m.gram, part.flatten(1), recipe.ridge, masked.dtype) for m, part in parts]
         except StatisticsError as error:
-            message = f"{segment.layer.name}: {error}; it is solved without its closed form"
+            message = f"{segment.layers[0].name}: {error}; it is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
     loss_masked = objective.loss(masked)
     weight, loss, name = masked, loss_masked, "masked weights"
-    if blocks is not None and recipe.start == "closed-form":
-        refit = blocks.refit(masked.flatten(1), moments.cross).weight.view_as(masked)
+    if blocks and recipe.start == "closed-form":
+        weights = zip(blocks, unpack(masked), moments, strict=True)
+        refit = pack([b.refit(w.flatten(1), m.cross).weight.view_as(w) for b, w, m in weights])
         loss_refit = objective.loss(refit)
         if loss_refit < loss:
             weight, loss, name = refit, loss_refit, "least squares"
-    start = Start(weight, name, loss_masked, blocks.relative_damping if blocks else 0.0, kind)
-    own_output_only = segment.horizon == 0 and segment.outputs == segment.own.gives
-    if own_output_only and name == "least squares":  # nothing is left for Newton to do
+    start = Start(weight, name, loss_masked, max((b.relative_damping for b in blocks), default=0.0), kind)
+    if segment.is_one_layer and name == "least squares":  # nothing is left for Newton to do
         return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start
 
-    generator = _generator(seed, sweep, segment.layer.name)
-    probe = torch.randint(0, 2, mask.shape, generator=generator).to(mask.device, masked.dtype) * 2 - 1
+    probe = torch.randint(0, 2, mask.shape, generator=turn.generator()).to(mask.device, masked.dtype) * 2 - 1
+    probe = probe * mask
 
     def system(curvature: Objective, at: Tensor) -> System:
         keep = linearized_bytes(segment.cost.bytes, kind) * curvature.samples <= memory.products
         product = restrict(curvature.product(kind, at, keep), mask)
-        if recipe.preconditioner is None or blocks is None:
+        if recipe.preconditioner is None or not blocks:
             return System(product)
-        rows = RowPreconditioner(blocks, probe * mask, product(probe * mask))
-        return System(product, rows.mean_diagonal, rows)
+        rows = RowPreconditioner(blocks, unpack(probe), unpack(product(probe)))
+        return System(product, rows.mean_diagonal, lambda residual: pack(rows(unpack(residual))))
 
     assert isinstance(recipe.cg_absolute_tolerance, float)  # resolved by the plan
     options = NewtonOptions(
@@ -133,13 +149,14 @@ def _solve(
         recipe.armijo,
     )
     if recipe.minibatch is None:
-        subsets = _rotating_subsets(problem.sizes, recipe.product_samples, sweep * recipe.newton_steps)
+        fitted = problem.sizes[: len(objective.chosen)]
+        subsets = _rotating_subsets(fitted, recipe.product_samples, turn.sweep * recipe.newton_steps)
         return newton(
             objective, lambda at, step: system(objective.subset(subsets(step)), at), weight, mask, options
         ), start
 
     steps = cg_steps = negative = 0
-    for part in _consecutive(problem.sizes, recipe.minibatch):
+    for part in _consecutive(problem.sizes[: len(objective.chosen)], recipe.minibatch):
         batch = objective.subset(part)
         solved = newton(batch, lambda at, _, batch=batch: system(batch, at), weight, mask, options)  # type: ignore[misc]
         weight = solved.weight
@@ -161,9 +178,3 @@ def _consecutive(sizes: tuple[int, ...], samples: int) -> list[tuple[int, ...]]:
     """Pieces in groups of about `samples` samples: the mini-batches of Algorithm 2."""
     count = max(1, round(samples / sizes[0]))
     return [tuple(range(i, min(i + count, len(sizes)))) for i in range(0, len(sizes), count)]
-
-
-def _generator(seed: int, sweep: int, layer: str) -> torch.Generator:
-    """Randomness keyed by what it is for, never by the order of calls: an interrupted run can be repeated."""
-    digest = hashlib.sha256(f"{seed}/{sweep}/{layer}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -27,7 +27,7 @@ from .memory import memory_limits, micro_batch_size
 from .network import CalibratedNetwork
 from .patterns import NM, PatternRules
 from .permutation import Permuted, permute_channels
-from .plan import Names, Plan, make_plan, resolve
+from .plan import Names, Plan, PlannedLayer, make_plan, resolve
 from .preparation import Prepared, as_device, prepare, with_weights
 from .probe import SAMPLES, first_samples
 from .progress import ProgressBar
@@ -204,7 +204,8 @@ def _telling(
 
     def tell(event: Event) -> None:
         if event.solve is not None:
-            solves.setdefault(event.layer, []).append(event.solve)
+            for layer in event.layers:
+                solves.setdefault(layer, []).append(event.solve)
         if bar is not None:
             bar.show(event)
         elif callable(progress):
@@ -314,8 +315,9 @@ def _device_facts(device: torch.device) -> tuple[str, int | None]:
 def _report(
     model: nn.Module, plan: Plan, masks: dict[str, Tensor], solves: dict[str, list[SolveReport]], solved: bool
 ) -> Report:
-    def layer_report(index: int) -> LayerReport:
-        planned = plan.pruned[index]
+    together = {p.layer.name: [other.layer.name for other in group] for group in plan.groups for p in group}
+
+    def layer_report(planned: PlannedLayer) -> LayerReport:
         layer, mask = planned.layer, masks[planned.layer.parameter]
         return LayerReport(
             name=layer.name,
@@ -325,12 +327,13 @@ def _report(
             weights=mask.numel(),
             kept=int(mask.sum()),
             horizon=planned.horizon if solved else None,
+            group=together[layer.name],
             solves=solves.get(layer.name, []),
         )
 
     return Report(
         model=type(model).__name__,
-        layers=[layer_report(index) for index in range(len(plan.pruned))],
+        layers=[layer_report(planned) for planned in plan.pruned],
         dense_layers=[DenseLayer(layer.name, list(layer.shape), reason) for layer, reason in plan.dense],
         network_weights=sum(parameter.numel() for parameter in model.parameters()),
         versions={"snows": __version__, "torch": str(torch.__version__)},

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .adjust import Solved, solve_layer
+from .adjust import Solved, Turn, solve_layer
 from .graph import Graph
 from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
@@ -25,14 +25,18 @@ _REFIT_RIDGE = 1e-4  # of the weights that masks are chosen from: little, as not
 
 @dataclass(frozen=True)
 class Event:
-    """One layer of one sweep has begun (`solve` is None) or ended."""
+    """One layer, or some that are solved together, has begun in a sweep (`solve` is None) or ended."""
 
-    layer: str
+    layers: tuple[str, ...]
     index: int
     total: int
     sweep: int
     sweeps: int
     solve: SolveReport | None = None
+
+    @property
+    def layer(self) -> str:
+        return " + ".join(self.layers)
 
 
 def cascade(
@@ -51,54 +55,62 @@ def cascade(
     """Re-adjust every planned layer; returns the new weights by parameter name. Without `adjust`: masks alone.
 
     Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs.
-    Each layer is solved with all layers before it already pruned and, in the first sweep, all behind it still dense.
-    `choice` is what a network method chose; a layer `method` fills it in on the way. What the `journal` has is not done
-    again: the streams are moved past it when the next layer needs them.
+    Each layer (or group: query, key and value of an attention) is solved with all layers before it already pruned and,
+    in the first sweep, all behind it still dense. `choice` is what a network method chose; a layer `method` fills it in
+    on the way. What the `journal` has is not done again: the streams are moved past it when the next layer needs them.
     """
     journal = journal or Journal()
     dense = graph.parameters
     current = dict(dense)
+    groups = plan.groups
     for sweep in range(recipe.sweeps):
         dense_stream = Stream(graph, dense, batches)
         pruned_stream = Stream(graph, current, batches)
-        for index, planned in enumerate(plan.pruned):
-            layer = planned.layer
-            where = (layer.name, index, len(plan.pruned), sweep, recipe.sweeps)
+        for index, group in enumerate(groups):
+            layers = [planned.layer for planned in group]
+            names = [layer.parameter for layer in layers]
+            where = (tuple(layer.name for layer in layers), index, len(groups), sweep, recipe.sweeps)
             tell(Event(*where))
             entry = journal.recall(sweep, index)
             if entry is None:
                 began = time.perf_counter()
-                dense_stream.advance(layer.position)
-                pruned_stream.advance(layer.position)
-                segment = graph.segment(layer, planned.horizon)
+                position = min(layer.position for layer in layers)
+                dense_stream.advance(position)
+                pruned_stream.advance(position)
+                segment = graph.segment(layers, group[0].horizon)
                 problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets)
                 if sweep == 0 and method is not None:
-                    _choose_mask(method, planned, problem, dense[layer.parameter], choice)
-                start = choice.weights.get(layer.parameter, dense[layer.parameter]) if sweep == 0 else None
-                mask = choice.masks[layer.parameter]
-                masked = (current[layer.parameter] if start is None else start) * mask
+                    for place, planned in enumerate(group):
+                        _choose_mask(method, planned, problem, place, dense[planned.layer.parameter], choice)
+                masks = {name: choice.masks[name] for name in names}
+                so_far = {**current, **choice.weights} if sweep == 0 else current
+                masked = {name: so_far[name] * mask for name, mask in masks.items()}
                 if adjust:
-                    solved = solve_layer(problem, masked, mask, recipe, memory, seed, sweep)
-                    entry = Entry(solved.weight, mask, _solve_report(solved, sweep, time.perf_counter() - began))
+                    pack, unpack = problem.packing.pack, problem.packing.unpack
+                    given = pack(list(masked.values())), pack(list(masks.values()))
+                    solved = solve_layer(problem, *given, recipe, memory, Turn(seed, sweep, index))
+                    weights = dict(zip(names, unpack(solved.weight), strict=True))
+                    entry = Entry(weights, masks, _solve_report(solved, sweep, time.perf_counter() - began))
                 else:
-                    entry = Entry(masked, mask, _mask_only(sweep, time.perf_counter() - began))
+                    entry = Entry(masked, masks, _mask_only(sweep, time.perf_counter() - began))
                 del problem  # with its activations, before the streams move on
                 journal.record(sweep, index, entry)
-            current[layer.parameter], choice.masks[layer.parameter] = entry.weight, entry.mask
+            current.update(entry.weights)
+            choice.masks.update(entry.masks)
             tell(Event(*where, solve=entry.solve))
     return {planned.layer.parameter: current[planned.layer.parameter] for planned in plan.pruned}
 
 
 def _choose_mask(
-    method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, weight: Tensor, choice: Choice
+    method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, place: int, weight: Tensor, choice: Choice
 ) -> None:
-    """Ask the method, with the statistics it wants (see LayerMethod)."""
+    """Ask the method, with the statistics it wants (see LayerMethod), for the layer at this place of the problem."""
     assert planned.pattern is not None
     reads = getattr(method, "reads", "pruned")
     if reads == "dense":
-        gram = problem.dense_gram()
+        gram = problem.dense_gram(place)
     else:
-        moments = problem.moments()
+        moments = problem.moments(place)
         gram = moments.gram
         if reads == "refitted":
             weight = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight)

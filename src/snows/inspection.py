@@ -83,9 +83,10 @@ def _pruned(
 ) -> list[LayerInspection]:
     micro = micro_batch_size(graph, plan, samples, recipe, device)
     rows = []
+    members = {p.layer.parameter: [other.layer for other in group] for group in plan.groups for p in group}
     for planned in plan.pruned:
-        layer = planned.layer
-        segment = graph.segment(layer, planned.horizon)
+        layer, group = planned.layer, members[planned.layer.parameter]
+        segment = graph.segment(group, planned.horizon)
         products = min(recipe.minibatch or recipe.product_samples or samples, samples)
         # Passes over the segment: targets, three losses, a gradient (3), and two for each product.
         work = samples * 7 + products * recipe.newton_steps * (2 * recipe.cg_steps + 5)
@@ -105,7 +106,7 @@ def _pruned(
                 planned.horizon,
                 kind,
                 memory,
-                recipe.sweeps * (work * segment.cost.flops + gram) / speed,
+                recipe.sweeps * (work * segment.cost.flops / len(group) + gram) / speed,
             )
         )
     return rows

@@ -12,10 +12,10 @@ from .report import SolveReport
 
 @dataclass(frozen=True)
 class Entry:
-    """One layer after one sweep."""
+    """One layer, or a group solved together, after one sweep: by parameter name."""
 
-    weight: Tensor
-    mask: Tensor
+    weights: dict[str, Tensor]
+    masks: dict[str, Tensor]
     solve: SolveReport
 
 

@@ -41,7 +41,8 @@ def linearized_bytes(segment_bytes: int, kind: CurvatureKind = "hessian") -> int
 
 def micro_batch_size(graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device) -> int:
     """Samples in one piece, so that the largest linearized segment fits."""
-    largest = max((graph.cost(planned.layer, planned.horizon).bytes for planned in plan.pruned), default=1)
+    costs = (graph.cost([planned.layer for planned in group], group[0].horizon) for group in plan.groups)
+    largest = max((cost.bytes for cost in costs), default=1)
     fitting = memory_limits(device).products // max(linearized_bytes(largest), 1)
     wanted = recipe.minibatch or recipe.product_samples or samples
     return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))

@@ -84,7 +84,7 @@ class CalibratedNetwork:
         stream = Stream(self.graph, self.graph.parameters, Batches(batches, sizes))
         for layer in self.layers:
             stream.advance(layer.position)
-            yield layer.parameter, gram_of_inputs(layer, stream)
+            yield layer.parameter, gram_of_inputs(layer, (values[layer.input] for values in stream.fitted))
 
     def output_error(self, weights: Mapping[str, Tensor]) -> float:
         """How far the outputs move with these weights instead of the network's own, relative to their variance."""

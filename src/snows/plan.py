@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 
 from torch import Tensor
 
@@ -16,20 +17,25 @@ from .patterns import Pattern, PatternRules
 from .recipe import Recipe
 
 Names = str | Iterable[str] | None
+ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer to be pruned. `pattern` is None where a given mask says what is kept."""
+    """A layer to be pruned. `pattern` is None where a given mask says what is kept.
+
+    Query, key and value that meet in one attention are solved together: `attention` is its name.
+    """
 
     layer: Layer
     pattern: Pattern | None
     horizon: int
+    attention: str | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    pruned: tuple[PlannedLayer, ...]  # in order of execution
+    pruned: tuple[PlannedLayer, ...]  # in order of execution; those of one group one after another
     dense: tuple[tuple[Layer, str], ...]  # each with the reason
 
     def require_layers(self) -> None:
@@ -37,6 +43,11 @@ class Plan:
             reasons = [f"{layer.name}: {reason}" for layer, reason in self.dense]
             more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
             raise InputError(f"no layer can be pruned: {'; '.join(reasons[:8]) or 'the model has no layers'}{more}")
+
+    @property
+    def groups(self) -> list[tuple[PlannedLayer, ...]]:
+        """What is solved at a time: single layers, and those that meet in one attention."""
+        return [tuple(members) for _, members in groupby(self.pruned, lambda p: p.attention or p.layer.parameter)]
 
     def with_patterns(self, patterns: Mapping[str, Pattern]) -> Plan:
         pruned = tuple(replace(p, pattern=patterns.get(p.layer.parameter, p.pattern)) for p in self.pruned)
@@ -70,8 +81,29 @@ def make_plan(
             dense.append((layer, reason))
             continue
         pruned.append(PlannedLayer(layer, pattern, min(horizon, len(graph.operations_after(layer)) - 1)))
-    pruned.sort(key=lambda p: p.layer.position)
-    return Plan(tuple(pruned), tuple(dense))
+    return Plan(_grouped(graph, pruned), tuple(dense))
+
+
+def _grouped(graph: Graph, pruned: list[PlannedLayer]) -> tuple[PlannedLayer, ...]:
+    """In order of execution, with query, key and value of one attention, in this order, one after another."""
+    fed = {p.layer.parameter: graph.attention_fed_by(p.layer) for p in pruned}
+    begins: dict[str, int] = {}
+    order: dict[str, tuple[int, int, int]] = {}
+    for planned in sorted(pruned, key=lambda p: p.layer.position):
+        attention = fed[planned.layer.parameter]
+        position = planned.layer.position
+        if attention is None:
+            order[planned.layer.parameter] = (position, 0, position)
+        else:
+            first = begins.setdefault(attention[0].name, position)
+            order[planned.layer.parameter] = (first, attention[1], position)
+    named = [
+        planned
+        if (attention := fed[planned.layer.parameter]) is None
+        else replace(planned, attention=attention[0].name)
+        for planned in pruned
+    ]
+    return tuple(sorted(named, key=lambda p: order[p.layer.parameter]))
 
 
 def resolve(recipe: Recipe, graph: Graph) -> Recipe:
@@ -115,6 +147,20 @@ def _takes_large_images(graph: Graph) -> bool:
     return any(node.meta["bytes"] >= 4 * 3 * 128 * 128 for node in graph.inputs)
 
 
+def role(graph: Graph, layer: Layer) -> str | None:
+    """A layer's part in a transformer: "qkv" (query, key, value), "out" (right behind an attention) or "mlp".
+
+    None for what is no part of a block: embeddings of patches, the head, convolutions.
+    """
+    if layer.refusal is not None or layer.is_convolution:
+        return None
+    if graph.attention_fed_by(layer) is not None:
+        return "qkv"
+    if graph.follows_attention(layer):
+        return "out"
+    return "mlp" if graph.has_attention_before(layer) and graph.layer_descendants(layer) else None
+
+
 def _globs(given: Names, argument: str) -> tuple[str, ...]:
     if given is None:
         return ()
@@ -125,8 +171,14 @@ def _globs(given: Names, argument: str) -> tuple[str, ...]:
     return globs
 
 
-def _matches(layer: Layer, globs: Iterable[str]) -> bool:
-    return any(fnmatchcase(layer.name, glob) or fnmatchcase(layer.parameter, glob) for glob in globs)
+def _matches(graph: Graph, layer: Layer, words: Iterable[str]) -> bool:
+    """Whether one of the words is the layer's name, a glob for it, or its role."""
+    return any(
+        fnmatchcase(layer.name, word)
+        or fnmatchcase(layer.parameter, word)
+        or (word in ROLES and role(graph, layer) == word)
+        for word in words
+    )
 
 
 def _check_globs(
@@ -135,10 +187,10 @@ def _check_globs(
     names = [layer.name for layer in graph.layers]
     hint = f"the layers are {', '.join(names[:12])}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
     for glob in wanted:
-        if not any(_matches(layer, [glob]) for layer in graph.layers):
+        if not any(_matches(graph, layer, [glob]) for layer in graph.layers):
             raise ArgumentError(f"layers={glob!r} fits no layer; {hint}")
     for glob in unwanted:
-        if not any(_matches(layer, [glob]) for layer in graph.layers):
+        if not any(_matches(graph, layer, [glob]) for layer in graph.layers):
             warnings.warn(f"exclude={glob!r} fits no layer; {hint}", SnowsWarning, stacklevel=4)
     for glob in patterns.unmatched(names) if patterns else []:
         raise ArgumentError(f"the pattern for {glob!r} fits no layer; {hint}")
@@ -147,15 +199,15 @@ def _check_globs(
 def _left_out(
     graph: Graph, layer: Layer, wanted: tuple[str, ...], unwanted: tuple[str, ...], masks: Mapping[str, Tensor] | None
 ) -> str | None:
-    if _matches(layer, unwanted):
+    if _matches(graph, layer, unwanted):
         return "excluded"
     if masks is not None and layer.parameter not in masks:
         return "not in the given mask"
     if wanted:
-        return None if _matches(layer, wanted) else "not among the chosen layers"
+        return None if _matches(graph, layer, wanted) else "not among the chosen layers"
     if masks is not None:
         return None
-    if not graph.layer_ancestors(layer):
+    if not graph.layer_ancestors(layer) and not graph.reads_table(layer):
         return "first layer (name it in layers= to prune it)"
     if not graph.layer_descendants(layer):
         return "last layer (name it in layers= to prune it)"

@@ -1,8 +1,9 @@
-"""The K-step problem of one layer: from two activation streams to an objective and the moments of its closed form."""
+"""The K-step problem of one layer, or of some that are solved together: from two activation streams to an objective and
+the moments of its closed form."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from .curvature import Normalization, Objective, Piece
 from .graph import Layer, Segment
+from .graph.segment import Program
+from .packing import Packing
 from .rows import Moments
 from .streams import Stream
 
@@ -20,7 +23,7 @@ _LEAST_VARIANCE = 1e-12
 
 @dataclass
 class LayerProblem:
-    """Match the dense network's operations 0 … K after one layer, as a function of that layer's weight.
+    """Match the dense network's operations 0 … K after the segment's layers, as a function of their weights, packed.
 
     Objective and moments are those of the fitted samples; `held_out` names the pieces that are for judging alone.
 
@@ -35,7 +38,8 @@ class LayerProblem:
     _kept: dict[int, Piece] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.layer = self.segment.layer
+        self.layers = self.segment.layers
+        self.packing = Packing(tuple(layer.shape for layer in self.layers))
         self.sizes = self.pruned.sizes
         self.held_out = self.pruned.held_out
         needed = self.segment.cost.output_bytes * sum(self.sizes)
@@ -52,10 +56,11 @@ class LayerProblem:
         values = self._live_in(self.pruned, index, self.pruned.parameters)
         values = {name: values[name] for name in self.segment.body.reads}
         later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
-        body, outputs, parameter = self.segment.body, self.segment.outputs, self.layer.parameter
+        body, outputs, unpack = self.segment.body, self.segment.outputs, self.packing.unpack
+        names = [layer.parameter for layer in self.layers]
 
-        def forward(weight: Tensor) -> tuple[Tensor, ...]:
-            results = body(values, {**later, parameter: weight})
+        def forward(packed: Tensor) -> tuple[Tensor, ...]:
+            results = body(values, {**later, **dict(zip(names, unpack(packed), strict=True))})
             return tuple(results[name] for name in outputs)
 
         targets = self._targets(index)
@@ -71,20 +76,28 @@ class LayerProblem:
         fitted = tuple(range(len(self.pruned.fitted)))
         return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts=self.segment.sample_layouts)
 
-    def moments(self) -> Moments:
-        """Of the layer's inputs, and of those with the outputs the layer itself should have."""
-        return Moments.collect(self._input_output_pairs())
+    def moments(self, index: int = 0) -> Moments:
+        """Of a layer's inputs, and of those with the outputs the layer itself should have."""
+        return Moments.collect(self._input_output_pairs(self.layers[index], self.segment.own[index]))
 
-    def dense_gram(self) -> Tensor:
-        """The second moment of the layer's inputs in the dense network."""
-        return gram_of_inputs(self.layer, self.dense)
+    def dense_gram(self, index: int = 0) -> Tensor:
+        """The second moment of a layer's inputs in the dense network."""
+        layer = self.layers[index]
+        inputs = (self._input(layer, self.dense, i, self.dense.parameters) for i in range(len(self.dense.fitted)))
+        return gram_of_inputs(layer, inputs)
 
-    def _input_output_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        layer = self.layer
+    def _input(self, layer: Layer, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Tensor:
+        """What a layer reads; where layers are solved together it may come after the first of them."""
+        values = stream.batches[index]
+        x: Tensor = (values if layer.input in values else self._live_in(stream, index, parameters))[layer.input]
+        return x
+
+    def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
         teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
-        for values, teacher_values in zip(self.pruned.fitted, teacher.fitted, strict=True):
-            x = values[layer.input]
-            y = self.segment.own(teacher_values, self.dense.parameters)[self.segment.own.gives[0]]
+        for index in range(len(self.pruned.fitted)):
+            x = self._input(layer, self.pruned, index, self.pruned.parameters)
+            taught = x if teacher is self.pruned else self._input(layer, teacher, index, self.dense.parameters)
+            y = own({layer.input: taught}, self.dense.parameters)[own.gives[0]]
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
                 y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
@@ -124,9 +137,8 @@ class LayerProblem:
         return [total / elements for total, elements in zip(spread, count, strict=True)]
 
 
-def gram_of_inputs(layer: Layer, stream: Stream) -> Tensor:
+def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
     """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
-    inputs = (values[layer.input] for values in stream.fitted)
     parts = (layer.patches(part) for x in inputs for part in x.split(_rows_at_once(layer, x)))
     return Moments.collect((patches, patches[..., :0]) for patches in parts).gram
 

@@ -45,6 +45,7 @@ class LayerReport:
     weights: int
     kept: int
     horizon: int | None  # None: mask only
+    group: list[str] = field(default_factory=list)  # the layers it was solved together with, itself among them
     solves: list[SolveReport] = field(default_factory=list)
 
     @property
@@ -93,7 +94,7 @@ class Report:
     @property
     def events(self) -> dict[str, int]:
         """How often what happened in solves: how they ended, and what had to be survived on the way."""
-        solves = [solve for layer in self.layers for solve in layer.solves]
+        solves = [s for layer in self.layers if layer.name == layer.group[0] for s in layer.solves]  # of groups: once
         ridge = float(self.recipe.get("ridge", 0.0))
         counts = Counter(solve.outcome for solve in solves)
         counts["worse on held-out samples; the start was kept"] = sum(solve.kept != "solved" for solve in solves)

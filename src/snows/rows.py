@@ -6,7 +6,7 @@ equations on its kept inputs, gram[kept_r, kept_r] w_r = cross[kept_r].
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,17 +148,24 @@ class RowPreconditioner:
     """Row blocks scaled to a true product: row r of B is about scale_r * gram[kept_r, kept_r].
 
     One Rademacher probe z estimates each row's trace of B, z_r . (B z)_r (Hutchinson); noise is clamped above zero.
+    There are as many of all as there are weights solved together.
     """
 
-    def __init__(self, blocks: RowBlocks, probe: Tensor, product_of_probe: Tensor) -> None:
-        estimate = (probe * product_of_probe).flatten(1).sum(1).to(blocks.trace.device).double()
-        floor = 1e-3 * estimate.clamp(min=0).mean()
-        estimate = estimate.clamp(min=float(floor) or 1e-30)
-        trace = blocks.trace.double().clamp(min=1e-30)
+    def __init__(
+        self, blocks: Sequence[RowBlocks], probes: Sequence[Tensor], products_of_probes: Sequence[Tensor]
+    ) -> None:
+        pairs = zip(probes, products_of_probes, strict=True)
+        estimates = [(probe * product).flatten(1).sum(1).double() for probe, product in pairs]
+        floor = 1e-3 * float(torch.cat(estimates).clamp(min=0).mean())
+        estimates = [estimate.clamp(min=floor or 1e-30) for estimate in estimates]
         self._blocks = blocks
-        self._scale = (trace / estimate).to(probe.dtype).to(probe.device)[:, None]
-        self.mean_diagonal = float(estimate.sum() / blocks.kept.sum())
+        self._scales = [
+            (block.trace.double().clamp(min=1e-30).to(estimate.device) / estimate).to(probe.dtype)[:, None]
+            for block, estimate, probe in zip(blocks, estimates, probes, strict=True)
+        ]
+        kept = sum(int(block.kept.sum()) for block in blocks)
+        self.mean_diagonal = sum(float(estimate.sum()) for estimate in estimates) / kept
 
-    def __call__(self, residual: Tensor) -> Tensor:
-        rows = residual.flatten(1)
-        return (self._blocks.solve(rows) * self._scale).view_as(residual)
+    def __call__(self, residuals: Sequence[Tensor]) -> list[Tensor]:
+        parts = zip(self._blocks, residuals, self._scales, strict=True)
+        return [(blocks.solve(part.flatten(1)) * scale).view_as(part) for blocks, part, scale in parts]

@@ -50,14 +50,13 @@ class DiskJournal(Journal):
 
     def record(self, sweep: int, index: int, entry: Entry) -> None:
         solve = {key: None if value != value else value for key, value in dataclasses.asdict(entry.solve).items()}
-        self._write(_name(sweep, index), {"weight": entry.weight, "mask": entry.mask}, json.dumps(solve))
+        self._write(_name(sweep, index), _named(entry.masks, entry.weights), json.dumps(solve))
 
     def recall_choice(self) -> Choice | None:
         return self._read(_START, _as_choice)
 
     def record_choice(self, choice: Choice) -> None:
-        tensors = {f"mask:{name}": mask for name, mask in choice.masks.items()}
-        self._write(_START, tensors | {f"weight:{name}": weight for name, weight in choice.weights.items()}, "")
+        self._write(_START, _named(choice.masks, choice.weights), "")
 
     def _write(self, name: str, tensors: dict[str, Tensor], note: str) -> None:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -98,7 +97,13 @@ def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]]
 
 def _as_entry(tensors: dict[str, Tensor], note: str) -> Entry:
     facts: dict[str, Any] = {k: float("nan") if v is None else v for k, v in json.loads(note).items()}
-    return Entry(tensors["weight"], tensors["mask"].bool(), SolveReport(**facts))
+    choice = _as_choice(tensors, note)
+    return Entry(choice.weights, choice.masks, SolveReport(**facts))
+
+
+def _named(masks: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    named = {f"mask:{name}": mask for name, mask in masks.items()}
+    return named | {f"weight:{name}": weight for name, weight in weights.items()}
 
 
 def _as_choice(tensors: dict[str, Tensor], note: str) -> Choice:

@@ -14,7 +14,8 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import snows
-from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api
+from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api, memory
+from snows.curvature import Objective
 from snows.errors import StatisticsError
 from snows.problem import LayerProblem
 from snows.rows import RowBlocks
@@ -179,6 +180,21 @@ def test_samples_are_fitted_or_held_out_never_both(monkeypatch: pytest.MonkeyPat
     assert (len(seen["fitted"]), len(seen["held out"])) == (18, 6)
     assert not seen["fitted"] & seen["held out"]
     assert (result.report.samples, result.report.held_out_samples) == (SAMPLES, 6)
+
+
+@pytest.mark.parametrize("minibatch", [None, 4])
+def test_curvature_is_that_of_fitted_samples(minibatch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_MICRO_BATCH", {"cpu": 4})
+    seen: set[int] = set()
+    product = Objective.product
+
+    def watch(objective: Objective, *arguments: Any) -> Any:
+        seen.update(objective.chosen)
+        return product(objective, *arguments)
+
+    monkeypatch.setattr(Objective, "product", watch)
+    quick("residual", "2:4", recipe=QUICK.replace(minibatch=minibatch))
+    assert seen == set(range(5))  # 18 samples are fitted, 6 held out
 
 
 def test_statistics_that_cannot_be_used_are_survived(monkeypatch: pytest.MonkeyPatch) -> None:

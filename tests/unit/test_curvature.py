@@ -60,7 +60,7 @@ def problem(
     pruned = Stream(graph, pruned_parameters(name), Batches(pieces, split))
     dense.advance(layer.position)
     pruned.advance(layer.position)
-    return LayerProblem(graph.segment(layer, horizon), dense, pruned, targets_from, keep_bytes)
+    return LayerProblem(graph.segment([layer], horizon), dense, pruned, targets_from, keep_bytes)
 
 
 @cache

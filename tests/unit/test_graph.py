@@ -66,8 +66,8 @@ def test_patches_times_weight_is_the_layer(name: str) -> None:
     for layer in (layer for layer in graph.layers if layer.refusal is None):
         dense.advance(layer.position)
         values = dense.batches[0]
-        segment = graph.segment(layer, 0)
-        output = segment.own(values, graph.parameters)[segment.own.gives[0]]
+        segment = graph.segment([layer], 0)
+        output = segment.own[0](values, graph.parameters)[segment.own[0].gives[0]]
         if layer.bias is not None:
             bias = graph.parameters[layer.bias]
             output = output - (bias.view(-1, *[1] * (len(layer.shape) - 2)) if layer.is_convolution else bias)
@@ -109,7 +109,7 @@ def test_a_parallel_branch_is_not_ahead() -> None:
     assert count_after("two-outputs", "left.0.weight") == 3
     assert count_after("two-outputs", "right.weight") == 1
     _, graph = captured("residual")
-    segment = graph.segment(layer_of(graph, "conv1.weight"), 3)
+    segment = graph.segment([layer_of(graph, "conv1.weight")], 3)
     assert segment.horizon == 3
     assert [parameter for parameter in segment.prelude.parameters if parameter.startswith("shortcut")]
     assert not [parameter for parameter in segment.body.parameters if parameter.startswith("shortcut.0")]
@@ -121,17 +121,17 @@ def test_the_first_operation_of_packed_projections_is_the_attention() -> None:
     first, second = graph.operations_after(layer)[:2]
     assert "scaled_dot_product_attention" in str(first.target)
     assert "linear" in str(second.target)
-    segment = graph.segment(layer, 0)
+    segment = graph.segment([layer], 0)
     assert segment.outputs == (first.name,)
-    assert segment.outputs != segment.own.gives  # so the closed form is not the answer there
+    assert segment.outputs != segment.own[0].gives  # so the closed form is not the answer there
     # attention, out_proj, norm2, mlp.0, gelu, mlp.2, norm3, head
     assert len(graph.operations_after(layer)) == 8
 
 
 def test_a_horizon_beyond_the_end_takes_what_there_is() -> None:
     _, graph = captured("mlp")
-    assert graph.segment(layer_of(graph, "2.weight"), 100).horizon == 2
-    assert graph.segment(layer_of(graph, "4.weight"), 5).horizon == 0
+    assert graph.segment([layer_of(graph, "2.weight")], 100).horizon == 2
+    assert graph.segment([layer_of(graph, "4.weight")], 5).horizon == 0
 
 
 def test_ancestors_and_descendants_tell_first_and_last_layers() -> None:

@@ -161,9 +161,9 @@ def test_the_preconditioner_is_symmetric_positive_definite(monkeypatch: pytest.M
     generator = torch.Generator().manual_seed(10)
     probe = (torch.randint(0, 2, (6, 7), generator=generator) * 2 - 1).double() * made.kept
     noisy = torch.randn(6, 7, generator=generator, dtype=torch.float64)  # some rows' traces come out negative
-    precondition = RowPreconditioner(made, probe, noisy)
+    precondition = RowPreconditioner([made], [probe], [noisy])
     identity = torch.eye(42, dtype=torch.float64)
-    matrix = torch.stack([precondition(column.view(6, 7)).flatten() for column in identity])
+    matrix = torch.stack([precondition([column.view(6, 7)])[0].flatten() for column in identity])
     torch.testing.assert_close(matrix, matrix.T, rtol=1e-10, atol=1e-12)
     kept = made.kept.flatten()
     assert not matrix[~kept].any()
@@ -181,9 +181,9 @@ def test_the_preconditioner_scales_rows_by_the_true_product() -> None:
     unit = torch.eye(7, dtype=torch.float64)
     traces = torch.stack([product(column.expand(6, 7))[:, i] for i, column in enumerate(unit)]).sum(0)
     probe = torch.ones(6, 7, dtype=torch.float64)
-    precondition = RowPreconditioner(made, probe, (traces / 7)[:, None].expand(6, 7))
+    precondition = RowPreconditioner([made], [probe], [(traces / 7)[:, None].expand(6, 7)])
     v = torch.randn(6, 7, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
-    torch.testing.assert_close(precondition(product(v)), v, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(precondition([product(v)])[0], v, rtol=1e-8, atol=1e-9)
 
 
 def test_statistics_that_are_not_finite_are_refused() -> None:

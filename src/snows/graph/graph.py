@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from .layers import Layer
-from .operations import is_attention, is_counted, is_piecewise_linear
+from .operations import ADDITION, EMBEDDING, is_attention, is_counted, is_piecewise_linear
 from .segment import Cost, Program, Segment, Values
 
 
@@ -78,9 +78,39 @@ class Graph:
         """The whole network as a function that gives the values of these nodes."""
         return Program(self.nodes, nodes, self._parameter_names)
 
-    def operations_after(self, layer: Layer) -> list[Node]:
-        """The operations that depend on the layer, its own first: what K counts."""
-        return [node for node in self.operations if self._depends(node, layer)]
+    def operations_after(self, *layers: Layer) -> list[Node]:
+        """The operations that depend on the layers, their own first: what K counts."""
+        return [node for node in self.operations if self._depends(node, *layers)]
+
+    def attention_fed_by(self, layer: Layer) -> tuple[Node, int] | None:
+        """The attention that a projection feeds and nothing else, and as which of its inputs; None for other layers."""
+        first = next(iter(self.operations_after(layer)), None)
+        if first is None or layer.node is first or not is_attention(first):
+            return None
+        arguments = first.all_input_nodes
+        return first, next(index for index, argument in enumerate(arguments) if self._depends(argument, layer))
+
+    def follows_attention(self, layer: Layer) -> bool:
+        """Whether the layer reads an attention's output, with no other operation between them."""
+        assert layer.node is not None
+        waiting, operations = [layer.node.all_input_nodes[0]], set(self.operations)
+        while waiting:
+            node = waiting.pop()
+            if is_attention(node):
+                return True
+            if node not in operations and "position" in node.meta and node.target not in ADDITION:
+                waiting.extend(node.all_input_nodes)
+        return False
+
+    def has_attention_before(self, layer: Layer) -> bool:
+        """Whether what the layer reads depends on an attention."""
+        assert layer.node is not None
+        return any(is_attention(node) for node in self._ancestors([layer.node], 0))
+
+    def reads_table(self, layer: Layer) -> bool:
+        """Whether some of what the layer reads is looked up in a table, as a language model's tokens are."""
+        assert layer.node is not None
+        return any(node.target in EMBEDDING for node in self._ancestors([layer.node], 0))
 
     def layer_ancestors(self, layer: Layer) -> list[Layer]:
         """Other layers that this one depends on."""
@@ -94,33 +124,33 @@ class Graph:
             other for other in self.layers if other is not layer and any(self._depends(n, layer) for n in other.uses)
         ]
 
-    def cost(self, layer: Layer, horizon: int) -> Cost:
+    def cost(self, layers: Sequence[Layer], horizon: int) -> Cost:
         """What one pass over the varying part of a segment takes, for one sample."""
-        return _cost(*self._cut(layer, horizon))
+        return _cost(*self._cut(layers, horizon))
 
-    def segment(self, layer: Layer, horizon: int) -> Segment:
-        """The layer and its next `horizon` operations, or as many as there are."""
-        body, prelude, targets = self._cut(layer, horizon)
+    def segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
+        """The layers, which must not depend on one another, and the next `horizon` operations, or as many as are."""
+        body, prelude, targets = self._cut(layers, horizon)
         reads = {argument for node in body for argument in node.all_input_nodes}
         varying = set(body)
-        own = self.nodes[layer.position]
+        own = [self.nodes[layer.position] for layer in layers]
         return Segment(
-            layer=layer,
+            layers=tuple(layers),
             prelude=Program(prelude, [node for node in prelude if node in reads], self._parameter_names),
             body=Program(body, targets, self._parameter_names),
-            own=Program([own], [own], self._parameter_names),
+            own=tuple(Program([node], [node], self._parameter_names) for node in own),
             outputs=tuple(node.name for node in targets),
             sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
             piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
             cost=_cost(body, prelude, targets),
         )
 
-    def _cut(self, layer: Layer, horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
-        """The nodes of a segment that vary with the layer's weight, those that do not, and the operations 0 … K."""
-        targets = self.operations_after(layer)[: horizon + 1]
-        needed = self._ancestors(targets, layer.position)
-        body = [node for node in needed if self._depends(node, layer)]
-        return body, [node for node in needed if not self._depends(node, layer)], targets
+    def _cut(self, layers: Sequence[Layer], horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
+        """The nodes of a segment that vary with the layers' weights, those that do not, and the operations 0 … K."""
+        targets = self.operations_after(*layers)[: horizon + 1]
+        needed = self._ancestors(targets, min(layer.position for layer in layers))
+        body = [node for node in needed if self._depends(node, *layers)]
+        return body, [node for node in needed if not self._depends(node, *layers)], targets
 
     def _find_last_reads(self) -> dict[Node, int]:
         last: dict[Node, int] = {}
@@ -144,9 +174,10 @@ class Graph:
             found[node] = bits
         return found
 
-    def _depends(self, node: Node, layer: Layer) -> bool:
-        """Whether the node's value varies with the layer's weight."""
-        return bool(self._depends_on.get(node, 0) & self._layer_bits[layer.parameter])
+    def _depends(self, node: Node, *layers: Layer) -> bool:
+        """Whether the node's value varies with the weight of one of the layers."""
+        found = self._depends_on.get(node, 0)
+        return any(found & self._layer_bits[layer.parameter] for layer in layers)
 
     def _ancestors(self, targets: list[Node], start: int) -> list[Node]:
         """What it takes to compute `targets` from the values alive at `start`, in order of execution."""

@@ -36,6 +36,8 @@ CURVED_ACTIVATION = _overloads(
     "gelu", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh", "elu", "celu", "selu", "mish", "softplus",
     "log_sigmoid", "glu",
 )  # fmt: skip
+EMBEDDING = _overloads("embedding")
+ADDITION = _overloads("add")
 LAYER_NORM = _overloads("layer_norm", "native_layer_norm", "rms_norm")
 
 _COUNTED = CONVOLUTION | TRANSPOSED_CONVOLUTION | LINEAR | FUSED_ATTENTION | RECTIFIER | CURVED_ACTIVATION | LAYER_NORM

@@ -80,16 +80,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class Segment:
-    """A layer and what follows it, up to K operations deeper.
+    """A layer, or some that are solved together, and what follows, up to K operations deeper.
 
-    `prelude` computes what the segment needs but the layer does not change (a parallel branch, say); `body` is the part
-    that varies with the layer's weight; `own` is the layer alone. `outputs` are the values of operations 0 … K.
+    `prelude` computes what the segment needs but the layers do not change (a parallel branch, say); `body` is the part
+    that varies with their weights; `own` is each layer alone. `outputs` are the values of operations 0 … K.
     """
 
-    layer: Layer
+    layers: tuple[Layer, ...]
     prelude: Program
     body: Program
-    own: Program
+    own: tuple[Program, ...]
     outputs: tuple[str, ...]
     sample_layouts: tuple[SampleLayout | None, ...]
     piecewise_linear: bool
@@ -98,3 +98,8 @@ class Segment:
     @property
     def horizon(self) -> int:
         return len(self.outputs) - 1
+
+    @property
+    def is_one_layer(self) -> bool:
+        """Whether the outputs are those of one layer and nothing else: the K=0 problem with a closed form."""
+        return len(self.own) == 1 and self.outputs == self.own[0].gives
