@@ -28,7 +28,7 @@ from .network import CalibratedNetwork
 from .patterns import NM, PatternRules
 from .permutation import Permuted, permute_channels
 from .plan import Names, Plan, PlannedLayer, make_plan, resolve
-from .preparation import Prepared, as_device, prepare, with_weights
+from .preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
 from .probe import SAMPLES, first_samples
 from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
@@ -80,7 +80,7 @@ def prune(
     permute: bool = False,
     resume: str | Path | None = None,
 ) -> Result:
-    """Prune a trained model without retraining and without labels.
+    """Prune a trained model without retraining and without labels. Calls from several threads take turns.
 
     model        any nn.Module that torch.export can capture; it is left exactly as it was
     calibration  a few thousand unlabeled samples: a tensor, a Dataset, a DataLoader or a re-iterable of batches
@@ -117,6 +117,7 @@ def prune(
 
     solves: dict[str, list[SolveReport]] = {}
     with (
+        ONE_AT_A_TIME,
         warnings.catch_warnings(record=True) as caught,
         _own_world(device),
         _telling(progress, solves) as tell,

@@ -10,6 +10,7 @@ the reference that the kept weights are re-adjusted to. Under a mask that is cho
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ from .graph import Graph, capture
 from .storage import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
+
+# Capture, attention kernels, warnings and random states are a process's, not a thread's.
+ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ def prepare(
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
     samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
-    graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
+    with ONE_AT_A_TIME:
+        graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
     return Prepared(graph, samples, first.device, own_masks)
 
 
@@ -108,6 +113,7 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
             stacklevel=4,
         )
     work = _copy(model)
+    _without_cache(work)
     masks = _own_masks(work)
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
     work = move(work, device, torch.float32 if half else None).eval()
@@ -116,6 +122,14 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
         if parameter.ndim == 4:  # the layout convolution kernels are fastest in
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return work, masks
+
+
+def _without_cache(model: nn.Module) -> None:
+    """Language models of Hugging Face also give their keys and values, for texts that go on: here none does."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False
 
 
 def _copy(model: nn.Module) -> nn.Module:

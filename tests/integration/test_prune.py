@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -287,6 +289,8 @@ def state(model: nn.Module) -> tuple[Any, ...]:
         {name: len(module._forward_hooks) for name, module in model.named_modules()},
         torch.get_rng_state(),
         torch.is_grad_enabled(),
+        (torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+        (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled(), list(warnings.filters)),
     )
 
 
@@ -299,7 +303,7 @@ def assert_same(before: tuple[Any, ...], after: tuple[Any, ...]) -> None:
     assert after[2] == before[2]
     assert after[3] == before[3]
     assert torch.equal(after[4], before[4])
-    assert after[5] == before[5]
+    assert after[5:] == before[5:]
 
 
 def mixed_model() -> nn.Module:
@@ -312,23 +316,32 @@ def mixed_model() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("raises", [False, True])
-def test_the_model_and_the_world_are_left_as_they_were(raises: bool) -> None:
+class StopHereError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("raises", "at"),
+    [(None, (0, 0)), *((kind, at) for kind in (StopHereError, KeyboardInterrupt) for at in [(0, 0), (0, 1), (1, 1)])],
+)
+def test_the_model_and_the_world_are_left_as_they_were(
+    raises: type[BaseException] | None, at: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a run, and after an exception in the middle of a layer's solve."""
     model = mixed_model()
-    before = state(model)
+    solve, turns = adjust.newton, iter([(sweep, index) for sweep in range(2) for index in range(2)])
 
-    class StopHereError(Exception):
-        pass
+    def newton(*arguments: Any) -> Newton:
+        if next(turns) == at and raises is not None:
+            raise raises
+        return solve(*arguments)
 
-    def progress(event: snows.Event) -> None:
-        if raises and event.solve is not None:
-            raise StopHereError
-
-    options = {"recipe": QUICK, "progress": progress}
+    monkeypatch.setattr(adjust, "newton", newton)
+    options: dict[str, Any] = {"recipe": QUICK, "progress": False}
     with torch.no_grad():  # the caller's own mode
-        before = (*before[:-1], False)
-        if raises:
-            with pytest.raises(StopHereError):
+        before = state(model)
+        if raises is not None:
+            with pytest.raises(raises):
                 snows.prune(model, example("conv-bn", SAMPLES), "2:4", **options)
         else:
             result = snows.prune(model, example("conv-bn", SAMPLES), "2:4", **options)
@@ -336,6 +349,20 @@ def test_the_model_and_the_world_are_left_as_they_were(raises: bool) -> None:
             assert [p.requires_grad for p in result.model.parameters()] == [r for r, _ in before[1].values()]
         after = state(model)
     assert_same(before, after)
+
+
+def test_prunes_in_two_threads_are_as_those_in_one() -> None:
+    names = ["residual", "attention", "conv-bn", "depthwise"]
+    patterns = {name: ALL_LAYERS[name] for name in names}
+    alone = {name: quick(name, pattern) for name, pattern in patterns.items()}
+    before = state(make("mlp"))
+    with ThreadPoolExecutor(2) as pool:
+        together = dict(zip(names, pool.map(quick, names, patterns.values()), strict=True))
+    assert_same(before, state(make("mlp")))
+    for name in names:
+        assert torch.equal(weights(together[name]), weights(alone[name]))
+        assert together[name].report.events == alone[name].report.events
+        assert together[name].report.warnings == alone[name].report.warnings
 
 
 def test_progress_tells_the_beginning_and_the_end_of_each_layer() -> None:
