@@ -15,10 +15,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Result, prune
+    from .attention import attention_map
     from .bakeoff import compare
     from .cascade import Event
     from .evaluation import evaluate
     from .inspection import inspect
+    from .language import perplexity, token_windows
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from .patterns import NM, Unstructured
     from .recipe import Recipe
     from .storage import load
+    from .transfer import linear_probe
     from .verification import verify
 
 _HOME = {
@@ -53,12 +56,16 @@ _HOME = {
     "Unstructured": "patterns",
     "Wanda": "masks.wanda",
     "WoodFisher": "masks.woodfisher",
+    "attention_map": "attention",
     "check_mask_method": "masks.check",
     "compare": "bakeoff",
     "evaluate": "evaluation",
     "inspect": "inspection",
+    "linear_probe": "transfer",
     "load": "storage",
+    "perplexity": "language",
     "prune": "api",
+    "token_windows": "language",
     "verify": "verification",
 }
 
@@ -85,12 +92,16 @@ __all__ = [
     "Wanda",
     "WoodFisher",
     "__version__",
+    "attention_map",
     "check_mask_method",
     "compare",
     "evaluate",
     "inspect",
+    "linear_probe",
     "load",
+    "perplexity",
     "prune",
+    "token_windows",
     "verify",
 ]
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -105,27 +105,36 @@ def _solve(
     memory: Memory,
     turn: Turn,
 ) -> tuple[Newton, Start]:
-    """Newton-CG from the better of two starts."""
+    """Newton-CG from the better of two starts. After the first sweep the weights so far always are."""
     segment, pack, unpack = problem.segment, problem.packing.pack, problem.packing.unpack
     kind = curvature_kind(recipe, segment)
+    closed_form = recipe.start == "closed-form" and turn.sweep == 0
     blocks: list[RowBlocks] = []
-    if recipe.start == "closed-form" or recipe.preconditioner == "rows":
-        moments = [problem.moments(index) for index in range(len(segment.layers))]
+    if closed_form or recipe.preconditioner == "rows":
+        samples = None if closed_form else recipe.product_samples  # a preconditioner needs no more than products do
+        moments = [problem.moments(index, samples) for index in range(len(segment.layers))]
         parts = zip(moments, unpack(mask), strict=True)
         try:
             blocks = [RowBlocks(m.gram, part.flatten(1), recipe.ridge, masked.dtype) for m, part in parts]
         except StatisticsError as error:
             message = f"{segment.layers[0].name}: {error}; it is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
-    loss_masked = objective.loss(masked)
-    weight, loss, name = masked, loss_masked, "masked weights"
-    if blocks and recipe.start == "closed-form":
+    weight, name = masked, "masked weights"
+    loss = loss_masked = math.nan  # where nothing is to be compared, Newton's method says what it is
+    if closed_form or recipe.minibatch is not None:
+        loss = loss_masked = objective.loss(masked)
+    slope = None
+    if blocks and closed_form:
         weights = zip(blocks, unpack(masked), moments, strict=True)
         refit = pack([b.refit(w.flatten(1), m.cross).weight.view_as(w) for b, w, m in weights])
-        loss_refit = objective.loss(refit)
+        if segment.is_one_layer or recipe.minibatch is not None:
+            loss_refit = objective.loss(refit)
+        else:  # most likely Newton's method begins here
+            loss_refit, slope = objective.loss_and_gradient(refit)
         if loss_refit < loss:
             weight, loss, name = refit, loss_refit, "least squares"
-    start = Start(weight, name, loss_masked, max((b.relative_damping for b in blocks), default=0.0), kind)
+    damping = max((b.relative_damping for b in blocks), default=0.0)
+    start = Start(weight, name, loss_masked, damping, kind)
     if segment.is_one_layer and name == "least squares":  # nothing is left for Newton to do
         return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start
 
@@ -151,9 +160,10 @@ def _solve(
     if recipe.minibatch is None:
         fitted = problem.sizes[: len(objective.chosen)]
         subsets = _rotating_subsets(fitted, recipe.product_samples, turn.sweep * recipe.newton_steps)
-        return newton(
-            objective, lambda at, step: system(objective.subset(subsets(step)), at), weight, mask, options
-        ), start
+        known = (loss, slope) if slope is not None and weight is not masked else None
+        systems = lambda at, step: system(objective.subset(subsets(step)), at)  # noqa: E731
+        found = newton(objective, systems, weight, mask, options, known)
+        return found, start if closed_form else replace(start, loss_masked=found.loss_before)
 
     steps = cg_steps = negative = 0
     for part in _consecutive(problem.sizes[: len(objective.chosen)], recipe.minibatch):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from .cascade import Event
 from .cells import Folder, cell_name, describe, digest
 from .comparison import Comparison, ComparisonInterrupted, Row
 from .errors import ArgumentError, InputError, SnowsError, SnowsWarning
-from .evaluation import evaluate
+from .evaluation import evaluate, reference
 from .given import is_mask_file
 from .masks import as_method
 from .patterns import PatternRules
@@ -209,7 +210,12 @@ class _Task:
     def figures(self, network: nn.Module) -> dict[str, Any]:
         if self.test is None:
             return {}
-        return dict(finite(evaluate(network, self.test, self.test_labels, self.model)))
+        return dict(finite(evaluate(network, self.test, self.test_labels, self.expected)))
+
+    @cached_property
+    def expected(self) -> nn.Module | Tensor:
+        assert self.test is not None
+        return reference(self.model, self.test)
 
 
 @contextmanager

@@ -63,6 +63,7 @@ def cascade(
     dense = graph.parameters
     current = dict(dense)
     groups = plan.groups
+    variances: dict[str, float] = {}  # of the dense network's operations: those of its own stream never change
     for sweep in range(recipe.sweeps):
         dense_stream = Stream(graph, dense, batches)
         pruned_stream = Stream(graph, current, batches)
@@ -78,7 +79,8 @@ def cascade(
                 dense_stream.advance(position)
                 pruned_stream.advance(position)
                 segment = graph.segment(layers, group[0].horizon)
-                problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets)
+                known = variances if recipe.targets == "dense-stream" else {}
+                problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets, known)
                 if sweep == 0 and method is not None:
                     for place, planned in enumerate(group):
                         _choose_mask(method, planned, problem, place, dense[planned.layer.parameter], choice)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Optional
 
 import typer
 
+from .allocation import keep_freed_memory
 from .errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from .setting import Setting, read_masks
 from .show import evaluation_table, make_console, print_comparison, print_inspection, print_prune, print_verification
 from .version import __version__
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from .data import Data
 
@@ -37,8 +38,8 @@ _UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings
 ModelArgument = Annotated[
     Optional[str],  # noqa: UP045  # typer reads this at run time
     typer.Argument(
-        help="resnet20-fashion (embedded, the default), torchvision:NAME, timm:NAME, hf:NAME, or file.py:factory "
-        "(which runs your own code).",
+        help="resnet20-fashion (embedded, the default), torchvision:NAME, timm:NAME, hf:NAME or hf:FOLDER, or "
+        "file.py:factory (which runs your own code).",
         show_default=False,
     ),
 ]
@@ -47,7 +48,8 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         help="fashion (embedded, the default for the embedded model), folder:DIR (class folders), npz:FILE "
-        "(arrays x, y or jpeg, offsets, labels), or file.py:factory (which runs your own code).",
+        "(arrays x, y or jpeg, offsets, labels; tokens as whole numbers x), or file.py:factory (which runs your own "
+        "code).",
         show_default=False,
     ),
 ]
@@ -180,6 +182,7 @@ def prune(
     Calibration samples carry no labels. Where the data has more samples than are used, the rest evaluates the result.
     """
     from .api import prune as run
+    from .evaluation import reference
     from .given import is_mask_file
     from .storage import refuse_existing
 
@@ -202,7 +205,8 @@ def prune(
     rows = []
     if read.test is not None:
         with setting.step("evaluating the dense network"):  # first, so that what does not fit is said before the work
-            rows = [{"network": "dense", **_figures(dense, read, dense)}]
+            expected = reference(dense, read.test)
+            rows = [{"network": "dense", **_figures(dense, read, expected)}]
     with setting.step("pruning with the mask alone"):
         mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
     show = not (quiet or as_json)
@@ -218,7 +222,7 @@ def prune(
     networks += [(f"SNOWS (K={deepest})", result.model)]
     if read.test is not None:
         with setting.step("evaluating"):
-            rows += [{"network": name, **_figures(network, read, dense)} for name, network in networks]
+            rows += [{"network": name, **_figures(network, read, expected)} for name, network in networks]
     result.report.evaluation = rows
     result = _with_source(result, setting.model_name)
     if out is not None:
@@ -247,6 +251,8 @@ def evaluate(
 ) -> None:
     """Top-1, top-5 and loss against labels; agreement with the dense network and KL divergence from it.
 
+    Of a language model: the perplexity of the tokens.
+
     Samples that `snows prune` would calibrate on (the first --samples) are left out.
     """
     from copy import deepcopy
@@ -265,7 +271,7 @@ def evaluate(
         raise InputError(
             f"no samples are left to evaluate on: all are used to calibrate; lower --samples ({setting.samples})"
         )
-    if read.test_labels is None and pruned is None:
+    if read.test_labels is None and pruned is None and not read.has_tokens:
         raise InputError("the data has no labels: pass --pruned DIR to compare with the dense network, or give labels")
     with setting.step("evaluating"):
         rows = [{"network": name, **_figures(net, read, dense if pruned else None)} for name, net in networks]
@@ -294,7 +300,8 @@ def inspect(
 ) -> None:
     """Each layer: its shape, whether it takes the pattern (if not, why), its horizon, estimates of memory and time.
 
-    Needs no data for models that take images: random ones of the size in --config ([data] size) do.
+    Needs no data for models that take images: random ones of the size in --config ([data] size) do; nor for language
+    models of Hugging Face.
     """
     import dataclasses
 
@@ -303,7 +310,7 @@ def inspect(
     setting = Setting.read(model, data, weights, samples, 0, config, device, quiet or as_json)
     with setting.step("reading and capturing the model"):
         network = setting.model(pretrained=setting.is_embedded)
-        calibration = setting.data().calibration if setting.data_name else setting.random_images()
+        calibration = setting.data().calibration if setting.data_name else setting.random_samples(network)
         wanted = setting.default_pattern if pattern is None else pattern
         found = look(
             network, calibration, wanted, layers=layers, exclude=exclude, horizon=horizon,
@@ -452,7 +459,7 @@ def _split_patterns(texts: list[str]) -> list[str]:
     return patterns
 
 
-def _figures(network: nn.Module, read: Data, dense: nn.Module | None) -> dict[str, float]:
+def _figures(network: nn.Module, read: Data, dense: nn.Module | Tensor | None) -> dict[str, float]:
     from .evaluation import evaluate as measure
 
     assert read.test is not None
@@ -475,6 +482,7 @@ def main() -> None:
             print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show
+    keep_freed_memory()
     try:
         status = app(standalone_mode=False)
     except SnowsError as error:

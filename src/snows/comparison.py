@@ -22,6 +22,7 @@ class Row:
     top1: float | None = None
     top5: float | None = None
     loss: float | None = None
+    perplexity: float | None = None  # of a language model
     agreement: float | None = None
     kl: float | None = None  # divergence from the dense predictions
     drop: float | None = None  # top-1 of the dense network minus this one's
@@ -118,13 +119,14 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("drop", "drop", _percent),
     ("top-5", "top5", _percent),
     ("loss", "loss", _four_digits),
+    ("perplexity", "perplexity", lambda value: f"{value:.2f}"),
     ("agreement", "agreement", _percent),
     ("KL", "kl", _four_digits),
     ("sparsity", "sparsity", _percent),
     ("time", "seconds", lambda seconds: f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"),
     ("memory", "peak_memory_bytes", lambda size: f"{size / 2**30:.1f} GiB"),
 )
-_FIGURES = {"top1", "drop", "top5", "loss", "agreement", "kl"}
+_FIGURES = {"top1", "drop", "top5", "loss", "perplexity", "agreement", "kl"}
 
 
 def _row_names(row: Row) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
@@ -108,7 +109,7 @@ class Objective:
 
     def _piece_loss(self, piece: Piece, weight: Tensor) -> Tensor:
         losses = [
-            (output - target).square().sum() * self._factor(k, target, piece.samples)
+            F.mse_loss(output, target, reduction="sum") * self._factor(k, target, piece.samples)
             for k, (output, target) in enumerate(zip(piece.forward(weight), piece.targets, strict=True))
         ]
         return torch.stack(losses).sum()

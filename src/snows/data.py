@@ -23,7 +23,7 @@ from .models import call_factory
 
 HELP = f"{embedded.DATA}, folder:DIR, npz:FILE or file.py:factory"
 _TEST_SAMPLES = 2000  # of a data set that has no test part of its own
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
@@ -45,6 +45,11 @@ class Data:
     test_labels: Tensor | None = None
     calibration_labels: Tensor | None = None
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the test samples are windows of tokens, which are their own labels."""
+        return self.test is not None and self.test.ndim == 2 and not self.test.is_floating_point()
+
     def samples(self, with_labels: bool) -> Any:
         """The calibration samples as `snows.prune` takes them. Factories give labels within their batches."""
         if not with_labels or self.calibration_labels is None:
@@ -65,8 +70,7 @@ def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None 
     if kind == "folder" and rest:
         return _split(*_read_folder(Path(rest), samples + _TEST_SAMPLES, seed, config), samples, seed=None)
     if kind == "npz" and rest:
-        mean, std = _normalization(config, "npz")
-        return _split(*read_npz(Path(rest), mean, std), samples, seed)
+        return _split(*read_npz(Path(rest), config.mean, config.std), samples, seed)
     if kind.endswith(".py") and rest:
         return _from_factory(call_factory(kind, rest), samples, name)
     raise ArgumentError(f"data {name!r} is not known; expected {HELP}")
@@ -127,8 +131,13 @@ def _rows(batch: Any, count: int) -> Any:
     return pytree.tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, batch)
 
 
-def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor | None]:
-    """Normalized images (n, channels, height, width) and labels: arrays `x`, `y` or `jpeg`, `offsets`, `labels`."""
+def read_npz(
+    path: Path, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Normalized images (n, channels, height, width) and labels: arrays `x`, `y` or `jpeg`, `offsets`, `labels`.
+
+    Only bytes are pixels. Other numbers are inputs as they are: whole ones are tokens, samples x length.
+    """
     try:
         with path.open("rb") as stream:  # numpy leaves a damaged file open
             archive = np.load(stream, allow_pickle=False)
@@ -165,12 +174,21 @@ def read_npz(path: Path, mean: Sequence[float], std: Sequence[float]) -> tuple[T
     if pixels.ndim != 4:
         raise InputError(f"{path}: x has shape {pixels.shape}; images are expected as n x height x width (x channels)")
     x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
+    if mean is None or std is None:
+        warnings.warn(
+            "no mean and std are given for the npz file: pixels are only scaled to [0, 1] (--config sets them in "
+            "[data])",
+            SnowsWarning,
+            stacklevel=3,
+        )
+        return x.contiguous(), y
     return _normalize(x, mean, std).contiguous(), y
 
 
 def _as_tensor(array: np.ndarray, path: Path) -> Tensor:
+    whole = array.dtype.kind in "ui"  # of any width: embeddings read few of them
     try:
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        return torch.from_numpy(array.astype(np.int64 if whole else array.dtype.newbyteorder("="), copy=False))
     except TypeError as error:  # such as float128
         raise InputError(f"{path}: the samples are {array.dtype}, which torch does not know; give float32") from error
 
@@ -179,19 +197,6 @@ def _normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor
     if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
         raise InputError(f"the images have {x.shape[1]} channels, mean and std have {len(mean)} and {len(std)} entries")
     return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
-
-
-def _normalization(config: DataConfig, kind: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    if config.mean is not None and config.std is not None:
-        return config.mean, config.std
-    if kind == "folder":
-        return _IMAGENET
-    warnings.warn(
-        "no mean and std are given for the npz file: pixels are only scaled to [0, 1] (--config sets them in [data])",
-        SnowsWarning,
-        stacklevel=4,
-    )
-    return (0.0,), (1.0,)
 
 
 def _decode(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
@@ -231,7 +236,7 @@ def _read_folder(root: Path, limit: int, seed: int, config: DataConfig) -> tuple
     if not files:
         raise InputError(f"{root} has no images in class folders (expected {root}/CLASS/image.jpg)")
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit].tolist()
-    mean, std = _normalization(config, "folder")
+    mean, std = _IMAGENET if config.mean is None or config.std is None else (config.mean, config.std)
     with ThreadPoolExecutor() as pool:
         pixels = list(pool.map(lambda i: _open_image(files[i][0], config.size), order))
     x = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float().div_(255)

@@ -8,13 +8,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from . import embedded
 from .errors import ArgumentError, InputError
 from .storage import fill, read_state
 
-HELP = f"{embedded.MODEL}, torchvision:NAME, timm:NAME, hf:NAME or file.py:factory"
+HELP = f"{embedded.MODEL}, torchvision:NAME, timm:NAME, hf:NAME, hf:FOLDER or file.py:factory"
+_TOKENS = 64  # in a window of random ones
 
 
 def build_model(name: str, weights: Path | None = None, pretrained: bool = True) -> nn.Module:
@@ -46,10 +48,49 @@ def _torchvision(name: str, fetch: bool) -> Any:
 
 
 def _hugging_face(name: str, fetch: bool) -> Any:
+    """An image classifier or a causal language model, by its name on the hub or from a local folder."""
     transformers = _import("transformers")
-    if fetch:
-        return transformers.AutoModelForImageClassification.from_pretrained(name)
-    return transformers.AutoModelForImageClassification.from_config(transformers.AutoConfig.from_pretrained(name))
+    config = transformers.AutoConfig.from_pretrained(name)
+    kind = _kind_of(config, transformers, name)
+    for part in (config, config.get_text_config()):
+        part.use_cache = False  # a cache would be a further output, made of keys and values
+    return kind.from_pretrained(name, config=config) if fetch else kind.from_config(config)
+
+
+def _kind_of(config: Any, transformers: Any, name: str) -> Any:
+    """The class that builds the model: what the checkpoint was saved as, or else what its configuration can be."""
+    kinds = {
+        transformers.AutoModelForImageClassification: transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+        transformers.AutoModelForCausalLM: transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+    }
+    possible = {kind: _class_names(mapping[type(config)]) for kind, mapping in kinds.items() if type(config) in mapping}
+    saved_as = set(config.architectures or ())
+    for kind, names in possible.items():
+        if saved_as & names:
+            return kind
+    if transformers.AutoModelForImageClassification in possible or not saved_as:  # a backbone gets a new classifier
+        for kind in possible:
+            return kind
+    raise InputError(
+        f"hf:{name} is a {', '.join(sorted(saved_as)) or config.model_type}; expected an image classifier or a causal "
+        "language model (file.py:factory takes any module)"
+    )
+
+
+def _class_names(classes: Any) -> set[str]:
+    return {kind.__name__ for kind in (classes if isinstance(classes, list | tuple) else [classes])}
+
+
+def random_inputs(model: nn.Module, samples: int, size: int | None = None) -> Tensor:
+    """Noise of the kind that the model takes: tokens for a language model, else images (224 pixels if unsaid)."""
+    generator = torch.Generator().manual_seed(0)
+    config: Any = getattr(model, "config", None)
+    if getattr(model, "main_input_name", None) == "input_ids":  # as models of Hugging Face say it
+        return torch.randint(0, config.get_text_config().vocab_size, (samples, _TOKENS), generator=generator)
+    if size is None:
+        own = getattr(config, "image_size", None)
+        size = own if isinstance(own, int) else 224
+    return torch.randn(samples, 3, size, size, generator=generator)
 
 
 def _fetched(name: str, build: Any) -> Any:

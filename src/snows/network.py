@@ -44,7 +44,7 @@ class CalibratedNetwork:
         self.patterns = dict(patterns)
         self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
         self.weights = {layer.parameter: graph.parameters[layer.parameter] for layer in self.layers}
-        self.uses = {layer.parameter: _uses(layer) for layer in self.layers}
+        self.uses = {layer.parameter: layer.positions for layer in self.layers}
         self._given_labels = labels
         self._keep_bytes = keep_bytes
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -200,12 +200,6 @@ class CalibratedNetwork:
             f"this mask method needs class scores (samples x classes); the model gives tensors of shape {shapes}. "
             "Choose a method without gradients, such as 'obc' or 'magnitude'"
         )
-
-
-def _uses(layer: Layer) -> int:
-    """How often each weight is used for one sample: the positions of the layer's output."""
-    assert layer.node is not None
-    return max(1, int(layer.node.meta["flops"]) // (2 * layer.shape.numel()))
 
 
 def _per_sample(

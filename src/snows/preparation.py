@@ -127,7 +127,7 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
 def _without_cache(model: nn.Module) -> None:
     """Language models of Hugging Face also give their keys and values, for texts that go on: here none does."""
     for module in model.modules():
-        config = getattr(module, "config", None)
+        config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False) is True:
             config.use_cache = False
 

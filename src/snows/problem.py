@@ -3,6 +3,7 @@ the moments of its closed form."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from .streams import Stream
 _VARIANCE_SAMPLES = 1000  # enough for a scale factor
 _MOMENT_BYTES = 1 << 28  # patches formed at once
 _LEAST_VARIANCE = 1e-12
+_POSITIONS_PER_COLUMN = 4  # so that second moments are far from singular
 
 
 @dataclass
@@ -35,6 +37,7 @@ class LayerProblem:
     pruned: Stream
     targets_from: str  # "dense-stream" or "dense-weights", see Recipe
     keep_bytes: int
+    variances: dict[str, float] = field(default_factory=dict)  # of targets, where they are known already
     _kept: dict[int, Piece] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -76,9 +79,17 @@ class LayerProblem:
         fitted = tuple(range(len(self.pruned.fitted)))
         return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts=self.segment.sample_layouts)
 
-    def moments(self, index: int = 0) -> Moments:
-        """Of a layer's inputs, and of those with the outputs the layer itself should have."""
-        return Moments.collect(self._input_output_pairs(self.layers[index], self.segment.own[index]))
+    def moments(self, index: int = 0, samples: int | None = None) -> Moments:
+        """Of a layer's inputs, and of those with the outputs the layer itself should have.
+
+        `samples`: about as many will do, where these are enough to tell the inputs apart.
+        """
+        layer = self.layers[index]
+        pieces = len(self.pruned.fitted)
+        if samples is not None:
+            wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
+            pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
+        return Moments.collect(self._input_output_pairs(layer, self.segment.own[index], pieces))
 
     def dense_gram(self, index: int = 0) -> Tensor:
         """The second moment of a layer's inputs in the dense network."""
@@ -92,9 +103,9 @@ class LayerProblem:
         x: Tensor = (values if layer.input in values else self._live_in(stream, index, parameters))[layer.input]
         return x
 
-    def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
+    def _input_output_pairs(self, layer: Layer, own: Program, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
         teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
-        for index in range(len(self.pruned.fitted)):
+        for index in range(pieces):
             x = self._input(layer, self.pruned, index, self.pruned.parameters)
             taught = x if teacher is self.pruned else self._input(layer, teacher, index, self.dense.parameters)
             y = own({layer.input: taught}, self.dense.parameters)[own.gives[0]]
@@ -120,21 +131,24 @@ class LayerProblem:
 
     def _variances(self) -> list[float]:
         """Of each operation's target over all its elements, however the samples are split into micro-batches."""
-        count = [0] * len(self.segment.outputs)
-        mean = [0.0] * len(self.segment.outputs)
-        spread = [0.0] * len(self.segment.outputs)  # sum of squared distances from the mean
+        unknown = [k for k, name in enumerate(self.segment.outputs) if name not in self.variances]
+        count = dict.fromkeys(unknown, 0)
+        mean = dict.fromkeys(unknown, 0.0)
+        spread = dict.fromkeys(unknown, 0.0)  # sum of squared distances from the mean
         seen = 0
-        for index in range(len(self.pruned.fitted)):
-            for k, target in enumerate(self[index].targets):
-                variance, own = torch.var_mean(target, correction=0)
-                new, gap = target.numel(), float(own) - mean[k]
+        for index in range(len(self.pruned.fitted)) if unknown else ():
+            targets = self[index].targets
+            for k in unknown:
+                variance, own = torch.var_mean(targets[k], correction=0)
+                new, gap = targets[k].numel(), float(own) - mean[k]
                 spread[k] += new * float(variance) + gap**2 * count[k] * new / (count[k] + new)
                 count[k] += new
                 mean[k] += gap * new / count[k]
             seen += self.sizes[index]
             if seen >= _VARIANCE_SAMPLES:
                 break
-        return [total / elements for total, elements in zip(spread, count, strict=True)]
+        self.variances.update({self.segment.outputs[k]: spread[k] / count[k] for k in unknown})
+        return [self.variances[name] for name in self.segment.outputs]
 
 
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:

@@ -87,11 +87,11 @@ class Setting:
 
         return load_data(self.require_data(), self.samples, self.seed, self._data_config())
 
-    def random_images(self) -> Any:
-        import torch
+    def random_samples(self, model: nn.Module) -> Any:
+        from .models import random_inputs
 
         size = self._data_config().size
-        return torch.randn(16, 3, size, size, generator=torch.Generator().manual_seed(0))
+        return random_inputs(model, 16, size if "size" in self.config.get("data", {}) else None)
 
     def recipe(self, name: str) -> Recipe:
         from .recipe import EMBEDDED, Recipe, as_recipe

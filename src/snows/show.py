@@ -47,16 +47,24 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
 
 
 def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
-    titles = {"top1": "top-1", "top5": "top-5", "loss": "loss", "agreement": "agreement", "kl": "KL to dense"}
+    titles = {
+        "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity", "agreement": "agreement",
+        "kl": "KL to dense",
+    }  # fmt: skip
     table = Table(title=None if samples is None else f"{samples} samples")
     table.add_column("network")
     columns = [key for key in titles if key in rows[0]]
     for key in columns:
         table.add_column(titles[key], justify="right")
     for row in rows:
-        cells = [f"{row[key]:.2%}" if key in ("top1", "top5", "agreement") else f"{row[key]:.4f}" for key in columns]
-        table.add_row(row["network"], *cells)
+        table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table
+
+
+def _figure(key: str, value: float) -> str:
+    if key in ("top1", "top5", "agreement"):
+        return f"{value:.2%}"
+    return f"{value:.2f}" if key == "perplexity" else f"{value:.4f}"
 
 
 def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:

@@ -131,12 +131,14 @@ def newton(
     weight: Tensor,
     mask: Tensor,
     options: NewtonOptions,
+    known: tuple[float, Tensor] | None = None,
 ) -> Newton:
     """Newton-CG on the kept weights. The loss never rises: a step that does not pass Armijo's test is not taken.
 
-    `system_at(weight, step)` gives the curvature, which may be that of a sub-sample.
+    `system_at(weight, step)` gives the curvature, which may be that of a sub-sample. `known`: the loss and its gradient
+    at the start, where they are.
     """
-    loss, gradient = objective.loss_and_gradient(weight)
+    loss, gradient = known or objective.loss_and_gradient(weight)
     result = Newton(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
     for step in range(options.steps):
         if step:

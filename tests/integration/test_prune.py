@@ -353,11 +353,15 @@ def test_the_model_and_the_world_are_left_as_they_were(
 
 def test_prunes_in_two_threads_are_as_those_in_one() -> None:
     names = ["residual", "attention", "conv-bn", "depthwise"]
-    patterns = {name: ALL_LAYERS[name] for name in names}
-    alone = {name: quick(name, pattern) for name, pattern in patterns.items()}
+    given = {name: (make(name), example(name, SAMPLES), ALL_LAYERS[name]) for name in names}
+
+    def run(name: str) -> snows.Result:
+        return snows.prune(*given[name], recipe=QUICK, progress=False)
+
+    alone = {name: run(name) for name in names}
     before = state(make("mlp"))
     with ThreadPoolExecutor(2) as pool:
-        together = dict(zip(names, pool.map(quick, names, patterns.values()), strict=True))
+        together = dict(zip(names, pool.map(run, names), strict=True))
     assert_same(before, state(make("mlp")))
     for name in names:
         assert torch.equal(weights(together[name]), weights(alone[name]))

@@ -103,7 +103,7 @@ def _positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Eval-mode batch norm as one scale and one shift: nothing to recompute in derivatives, no tuple to cut through."""
+    """Eval-mode batch norm as one scale and shift: one pass, nothing to recompute in derivatives, no tuple to cut."""
     scale = torch.rsqrt(variance + eps)
     if weight is not None:
         scale = scale * weight
@@ -111,7 +111,7 @@ def _batch_norm(
     if bias is not None:
         shift = shift + bias
     shape = [-1] + [1] * (x.ndim - 2)
-    return x * scale.view(shape) + shift.view(shape), x.new_empty(0), x.new_empty(0)
+    return torch.addcmul(shift.view(shape), x, scale.view(shape)), x.new_empty(0), x.new_empty(0)
 
 
 def _hardsigmoid(x: Tensor) -> Tensor:

@@ -60,6 +60,12 @@ class Layer:
         return math.prod(self.shape[1:])
 
     @property
+    def positions(self) -> int:
+        """How often each weight is used for one sample: the positions of the layer's output."""
+        assert self.node is not None
+        return max(1, int(self.node.meta["flops"]) // (2 * self.shape.numel()))
+
+    @property
     def is_convolution(self) -> bool:
         return len(self.shape) > 2
 

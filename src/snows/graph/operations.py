@@ -64,7 +64,7 @@ _LINEAR_PIECES = (
 )  # fmt: skip
 
 # Linear in one argument while the others stay fixed.
-_LINEAR_IN_ONE = CONVOLUTION | TRANSPOSED_CONVOLUTION | LINEAR | PRODUCT | _overloads("mul")
+_LINEAR_IN_ONE = CONVOLUTION | TRANSPOSED_CONVOLUTION | LINEAR | PRODUCT | _overloads("mul", "addcmul")
 
 
 def is_attention_product(node: Node) -> bool:

@@ -24,9 +24,9 @@ Members = list[tuple[str, int]]  # parameters and buffers by name, each with the
 _ALIKE = (
     "relu", "relu6", "hardtanh", "leaky_relu", "clamp", "clamp_min", "clamp_max", "threshold", "gelu", "silu",
     "hardswish", "hardsigmoid", "sigmoid", "tanh", "elu", "celu", "selu", "mish", "softplus", "log_sigmoid", "add",
-    "sub", "rsub", "mul", "div", "neg", "abs", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log", "maximum", "minimum",
-    "layer_norm", "rms_norm", "softmax", "_softmax", "log_softmax", "_log_softmax", "dropout", "clone", "contiguous",
-    "alias", "detach", "_to_copy", "to", "lift_fresh_copy", "expand",
+    "sub", "rsub", "mul", "addcmul", "div", "neg", "abs", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log",
+    "maximum", "minimum", "layer_norm", "rms_norm", "softmax", "_softmax", "log_softmax", "_log_softmax", "dropout",
+    "clone", "contiguous", "alias", "detach", "_to_copy", "to", "lift_fresh_copy", "expand",
 )  # fmt: skip
 _SPATIAL = re.compile(  # the number says how many of the last axes are mixed
     r"_?(?:max_pool|avg_pool|adaptive_avg_pool|adaptive_max_pool|upsample_[a-z_]+|reflection_pad|replication_pad)"

@@ -1,0 +1,132 @@
+"""What the language benchmark is made of: stored blocks, the plain Llama, and text out of pages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import snows
+
+from ..libraries import library
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Modules of the benchmarks by name, which import each other as scripts do."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    loaded = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - loaded:
+        if (BENCHMARKS / f"{name}.py").is_file():
+            del sys.modules[name]
+
+
+def random_bytes(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def test_blocks_of_four_bits(benchmark: Any) -> None:
+    rows = random_bytes(2, 40)
+    rows[:, [1, 3, 21, 23]] = 0x3C  # no NaN among the halves: about 1
+    expected = np.empty((2, 64), np.float32)
+    for row in range(2):
+        for block in range(2):
+            part = rows[row, 20 * block : 20 * block + 20]
+            scale, least = np.frombuffer(part[:4].tobytes(), np.float16).astype(np.float32)
+            for place, byte in enumerate(part[4:]):
+                expected[row, 32 * block + place] = scale * (byte % 16) + least
+                expected[row, 32 * block + 16 + place] = scale * (byte // 16) + least
+    found = benchmark("llama").unpack({"a.b.weight.q4_1": torch.from_numpy(rows)})
+    np.testing.assert_array_equal(found["a.b.weight"].numpy(), expected)
+
+
+def test_blocks_of_eight_bits(benchmark: Any) -> None:
+    rows = random_bytes(3, 34)
+    rows[:, 1] = 0x3C
+    scale = np.stack([np.frombuffer(row[:2].tobytes(), np.float16) for row in rows]).astype(np.float32)
+    found = benchmark("llama").unpack({"w.q8_0": torch.from_numpy(rows), "v.f32": torch.ones(2)})
+    np.testing.assert_array_equal(found["w"].numpy(), scale * rows[:, 2:].view(np.int8).astype(np.float32))
+    assert torch.equal(found["v"], torch.ones(2))
+
+
+def tiny(llama: Any) -> tuple[Any, dict[str, Tensor]]:
+    shape = llama.Shape(24, 32, 64, 2, 4, 2, 10000.0, 1e-5)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        state = llama.Llama(shape).state_dict()
+    return shape, {f"{name}.f32": value for name, value in state.items()}
+
+
+def test_an_exported_model_is_loaded_again(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = benchmark("llama")
+    monkeypatch.setattr(llama, "PART_BYTES", 20000)
+    shape, blocks = tiny(llama)
+    llama.save(tmp_path, shape, blocks, {"source": "here"})
+    assert len(list(tmp_path.glob("part*"))) > 2
+    model, facts = llama.load(tmp_path)
+    assert facts == {"source": "here"}
+    assert all(torch.equal(value, blocks[f"{name}.f32"]) for name, value in model.state_dict().items())
+
+
+def test_the_plain_llama_is_causal_and_can_be_pruned(benchmark: Any) -> None:
+    llama = benchmark("llama")
+    model = llama.build(*tiny(llama))
+    tokens = torch.randint(0, 24, (16, 10), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 6:] = 0
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens)[:, :6], model(changed)[:, :6])
+    recipe = snows.Recipe(horizon=1, sweeps=1, cg_steps=2)
+    report = snows.prune(model, tokens, "2:4", layers="layers.1.*", recipe=recipe, progress=False).report
+    assert len(report.layers) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(r"ignore:::transformers(\..*)?$")
+def test_the_plain_llama_is_that_of_transformers(benchmark: Any) -> None:
+    transformers, llama = library("transformers"), benchmark("llama")
+    config = transformers.LlamaConfig(
+        vocab_size=24, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, rms_norm_eps=1e-5, tie_word_embeddings=True, max_position_embeddings=32,
+        bos_token_id=1, eos_token_id=2, use_cache=False,
+    )  # fmt: skip
+    shape, blocks = tiny(llama)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.model.load_state_dict(llama.unpack(blocks))
+    tokens = torch.randint(0, 24, (3, 10), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(llama.build(shape, blocks)(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+INDEX = """<html><body><ul class="docnav"><li>Next</li></ul>
+<a href="one.html">1</a> <a href="sect.a.html">1.1</a> <a href="sect.a.html#x">1.1</a> <a href="two.html">2</a>
+<a href="https://else.where/three.html">3</a></body></html>"""
+PAGE = """<html><head><title>not this</title></head><body><p id="title"><a href="index.html">nor this</a></p>
+<div class="para">
+  The <code>apt</code>
+  command &amp; more.<br/>
+</div><pre>  kept
+   as it is</pre><ul class="docnav"><li>nor <b>that</b></li></ul></body></html>"""
+
+
+def test_chapters_are_text_without_navigation(benchmark: Any, tmp_path: Path) -> None:
+    for name, text in (("index", INDEX), ("one", PAGE), ("sect.a", "<p>section</p>"), ("two", "<p>other</p>")):
+        (tmp_path / f"{name}.html").write_text(text)
+    assert benchmark("language").chapters_of(tmp_path) == {
+        "one": "The apt command & more.\n  kept\n   as it is\n\nsection\n\n",
+        "two": "other\n\n",
+    }
