@@ -115,7 +115,9 @@ def _solve(
         moments = [problem.moments(index, samples) for index in range(len(segment.layers))]
         parts = zip(moments, unpack(mask), strict=True)
         try:
-            blocks = [RowBlocks(m.gram, part.flatten(1), recipe.ridge, masked.dtype) for m, part in parts]
+            blocks = [
+                RowBlocks(m.gram, part.flatten(1), recipe.ridge, masked.dtype, memory.factors) for m, part in parts
+            ]
         except StatisticsError as error:
             message = f"{segment.layers[0].name}: {error}; it is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)

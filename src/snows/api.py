@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from .errors import ArgumentError, SnowsWarning
 from .given import given_masks, settle_reference, warn_of_empty_rows
 from .journal import Journal
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
-from .memory import memory_limits, micro_batch_size
+from .memory import Memory, as_bytes, memory_limits, micro_batch_size
 from .network import CalibratedNetwork
 from .patterns import NM, PatternRules
 from .permutation import Permuted, permute_channels
@@ -34,7 +33,7 @@ from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
 from .report import DenseLayer, LayerReport, Report, SolveReport
 from .state import open_journal
-from .streams import Batches
+from .streams import cut
 from .version import __version__
 
 _PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did
@@ -79,6 +78,7 @@ def prune(
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
+    memory: int | str | None = None,
 ) -> Result:
     """Prune a trained model without retraining and without labels. Calls from several threads take turns.
 
@@ -102,6 +102,8 @@ def prune(
                  network computes what it did
     resume       a folder that keeps every finished layer. The same call goes on where it was stopped and ends with the
                  same weights; a folder of another model, of other data or choices is refused
+    memory       of the device, to be used at most: "24GiB" or a number of bytes; default: what is free. Samples are
+                 taken in pieces that fit, and activations that do not rest in the host's memory
     """
     began = time.perf_counter()
     if not isinstance(model, nn.Module):
@@ -114,6 +116,7 @@ def prune(
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = None if pattern is None else PatternRules.parse(pattern)
+    budget = as_bytes(memory)
 
     solves: dict[str, list[SolveReport]] = {}
     with (
@@ -125,6 +128,7 @@ def prune(
         warnings.simplefilter("always", SnowsWarning)
         world = prepare(model, calibration, device, seed, labels == "given")
         _reset_peak_memory(world.device)
+        limits = memory_limits(world.device, budget)
         given, method = _read_mask(mask, rules, world)
         concrete = resolve(chosen, world.graph)
         plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
@@ -137,25 +141,28 @@ def prune(
         settings = {
             "pattern": None if rules is None else str(rules), "mask": describe(mask), "layers": describe(layers),
             "exclude": describe(exclude), "solver": solver, "labels": labels, "permute": permute, "seed": seed,
+            "memory": budget,
         }  # fmt: skip
         journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
         held_out = concrete.held_out_samples(world.samples.count) if solver is not None else 0
         fitted, judged = world.samples.split(world.samples.count - held_out)
-        choice, plan_of_method = _choose_masks(given, method, world, fitted, plan, seed, journal)
+        choice, plan_of_method = _choose_masks(given, method, world, fitted, plan, seed, journal, limits)
         if solver is None and not isinstance(method, LayerMethod):
             weights = {
                 name: choice.weights.get(name, world.graph.parameters[name]) * kept
                 for name, kept in choice.masks.items()
             }
         else:
+            size = micro_batch_size(world.graph, plan, fitted.count, concrete, world.device, limits)
             weights = cascade(
                 world.graph,
                 plan_of_method,
-                _micro_batches(world, plan, concrete, fitted, judged),
+                cut(fitted, judged, [node.name for node in world.graph.inputs], size),
                 choice,
                 method if isinstance(method, LayerMethod) else None,
                 concrete if solver is not None else concrete.replace(sweeps=1),
-                memory_limits(world.device),
+                limits,
+                limits.offloads(world.graph, plan, world.samples.count, world.device),
                 seed,
                 tell,
                 adjust=solver is not None,
@@ -252,6 +259,7 @@ def _choose_masks(
     plan: Plan,
     seed: int,
     journal: Journal,
+    limits: Memory,
 ) -> tuple[Choice, Plan]:
     """What is known before the cascade begins, and the plan with each layer's own sparsity."""
     if method is None:
@@ -262,8 +270,7 @@ def _choose_masks(
     stored = journal.recall_choice() if isinstance(method, NetworkMethod) else None
     if stored is not None:
         return stored, plan
-    keep = memory_limits(world.device).targets
-    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, keep)
+    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, limits.targets)
     together = isinstance(method, NetworkMethod)
     network.patterns = spread_out(plan.patterns, network, default_spread(method), together)
     plan = plan.with_patterns(network.patterns)
@@ -288,18 +295,6 @@ def _settings(world: Prepared, recipe: Recipe, choices: dict[str, Any]) -> dict[
         "device": _device_facts(world.device)[0],
         "versions": {"snows": __version__, "torch": str(torch.__version__)},
     }
-
-
-def _micro_batches(world: Prepared, plan: Plan, recipe: Recipe, fitted: Samples, held_out: Samples) -> Batches:
-    """The samples as named inputs of the graph, in pieces."""
-    size = micro_batch_size(world.graph, plan, fitted.count, recipe, world.device)
-    names = [node.name for node in world.graph.inputs]
-    pieces = [
-        (dict(zip(names, part.rows(i, i + size), strict=True)), min(size, part.count - i))
-        for part in (fitted, held_out)
-        for i in range(0, part.count, size)
-    ]
-    return Batches([values for values, _ in pieces], tuple(n for _, n in pieces), math.ceil(held_out.count / size))
 
 
 def _reset_peak_memory(device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,42 +27,44 @@ class Samples:
     spec: pytree.TreeSpec
     count: int
     labels: Tensor | None = None  # one whole number for each sample, where they were asked for
+    place: tuple[torch.device, torch.dtype] | None = None  # where rows are wanted; all the samples stay where they are
 
     def call_arguments(self, start: int, stop: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = pytree.tree_unflatten(self.rows(start, stop), self.spec)
         return args, kwargs
 
     def rows(self, start: int, stop: int) -> list[Any]:
-        return [leaf[start:stop] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
+        return [
+            self._placed(leaf[start:stop] if leaf.ndim else leaf) if isinstance(leaf, Tensor) else leaf
+            for leaf in self.leaves
+        ]
+
+    def _placed(self, leaf: Tensor) -> Tensor:
+        if self.place is None:
+            return leaf
+        device, dtype = self.place
+        layout = torch.channels_last if leaf.ndim == 4 else torch.preserve_format
+        return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype, memory_format=layout)
 
     def split(self, count: int) -> tuple[Samples, Samples]:
         """The first `count` samples, and the others."""
 
         def part(start: int, stop: int) -> Samples:
+            leaves = [leaf[start:stop] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
             labels = None if self.labels is None else self.labels[start:stop]
-            return Samples(self.rows(start, stop), self.spec, stop - start, labels)
+            return replace(self, leaves=leaves, count=stop - start, labels=labels)
 
         return part(0, count), part(count, self.count)
 
     def shuffled(self, seed: int) -> Samples:
         check_seed(seed)
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))
-        return Samples(
-            [leaf[order] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves],
-            self.spec,
-            self.count,
-            None if self.labels is None else self.labels[order],
-        )
+        leaves = [leaf[order] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in self.leaves]
+        return replace(self, leaves=leaves, labels=None if self.labels is None else self.labels[order])
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Samples:
-        def move(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            layout = torch.channels_last if leaf.ndim == 4 else torch.preserve_format
-            return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype, memory_format=layout)
-
-        labels = None if self.labels is None else self.labels.to(device)
-        return Samples([move(leaf) for leaf in self.leaves], self.spec, self.count, labels)
+        """The same samples, whose rows come on this device and in this dtype (whole numbers stay)."""
+        return replace(self, place=(device, dtype))
 
 
 def check_seed(seed: object) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .adjust import Solved, Turn, solve_layer
+from .errors import SnowsWarning
 from .graph import Graph
 from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
@@ -47,6 +50,7 @@ def cascade(
     method: LayerMethod | None,
     recipe: Recipe,
     memory: Memory,
+    offload: bool,
     seed: int,
     tell: Callable[[Event], None],
     adjust: bool = True,
@@ -64,61 +68,106 @@ def cascade(
     current = dict(dense)
     groups = plan.groups
     variances: dict[str, float] = {}  # of the dense network's operations: those of its own stream never change
+
+    def streams() -> list[Stream]:
+        return [Stream(graph, weights, batches, offload) for weights in (dense, current)]
+
     for sweep in range(recipe.sweeps):
-        dense_stream = Stream(graph, dense, batches)
-        pruned_stream = Stream(graph, current, batches)
+        dense_stream, pruned_stream = streams()
         for index, group in enumerate(groups):
             layers = [planned.layer for planned in group]
-            names = [layer.parameter for layer in layers]
             where = (tuple(layer.name for layer in layers), index, len(groups), sweep, recipe.sweeps)
             tell(Event(*where))
             entry = journal.recall(sweep, index)
-            if entry is None:
+            while entry is None:
                 began = time.perf_counter()
                 position = min(layer.position for layer in layers)
-                dense_stream.advance(position)
-                pruned_stream.advance(position)
-                segment = graph.segment(layers, group[0].horizon)
-                known = variances if recipe.targets == "dense-stream" else {}
-                problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets, known)
-                if sweep == 0 and method is not None:
-                    for place, planned in enumerate(group):
-                        _choose_mask(method, planned, problem, place, dense[planned.layer.parameter], choice)
-                masks = {name: choice.masks[name] for name in names}
-                so_far = {**current, **choice.weights} if sweep == 0 else current
-                masked = {name: so_far[name] * mask for name, mask in masks.items()}
-                if adjust:
-                    pack, unpack = problem.packing.pack, problem.packing.unpack
-                    given = pack(list(masked.values())), pack(list(masks.values()))
-                    solved = solve_layer(problem, *given, recipe, memory, Turn(seed, sweep, index))
-                    weights = dict(zip(names, unpack(solved.weight), strict=True))
-                    entry = Entry(weights, masks, _solve_report(solved, sweep, time.perf_counter() - began))
+                problem: LayerProblem | None = None
+                try:
+                    dense_stream.advance(position)
+                    pruned_stream.advance(position)
+                    segment = graph.segment(layers, group[0].horizon)
+                    known = variances if recipe.targets == "dense-stream" else {}
+                    problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets, known)
+                    if sweep == 0 and method is not None:
+                        _choose_masks(method, group, problem, dense, choice)
+                    so_far = {**current, **choice.weights} if sweep == 0 else current
+                    entry = _solve(
+                        problem, so_far, choice.masks, recipe, memory, Turn(seed, sweep, index), adjust, began
+                    )
+                except torch.OutOfMemoryError:
+                    pass  # only outside of this block is what filled the memory let go
+                problem = None  # with its activations, before the streams move on
+                if entry is None:
+                    batches = _in_smaller_pieces(batches, where[0])
+                    dense_stream, pruned_stream = streams()
                 else:
-                    entry = Entry(masked, masks, _mask_only(sweep, time.perf_counter() - began))
-                del problem  # with its activations, before the streams move on
-                journal.record(sweep, index, entry)
+                    journal.record(sweep, index, entry)
             current.update(entry.weights)
             choice.masks.update(entry.masks)
             tell(Event(*where, solve=entry.solve))
     return {planned.layer.parameter: current[planned.layer.parameter] for planned in plan.pruned}
 
 
-def _choose_mask(
-    method: LayerMethod, planned: PlannedLayer, problem: LayerProblem, place: int, weight: Tensor, choice: Choice
+def _solve(
+    problem: LayerProblem,
+    weights: Mapping[str, Tensor],
+    all_masks: Mapping[str, Tensor],
+    recipe: Recipe,
+    memory: Memory,
+    turn: Turn,
+    adjust: bool,
+    began: float,
+) -> Entry:
+    """The problem's layers, re-adjusted from these weights; or masked, and that is all."""
+    names = [layer.parameter for layer in problem.layers]
+    masks = {name: all_masks[name] for name in names}
+    masked = {name: weights[name] * mask for name, mask in masks.items()}
+    if not adjust:
+        return Entry(masked, masks, _mask_only(turn.sweep, time.perf_counter() - began))
+    pack, unpack = problem.packing.pack, problem.packing.unpack
+    solved = solve_layer(problem, pack(list(masked.values())), pack(list(masks.values())), recipe, memory, turn)
+    new = dict(zip(names, unpack(solved.weight), strict=True))
+    return Entry(new, masks, _solve_report(solved, turn.sweep, time.perf_counter() - began))
+
+
+def _in_smaller_pieces(batches: Batches, layers: tuple[str, ...]) -> Batches:
+    """After the device ran out of memory."""
+    torch.cuda.empty_cache()
+    if batches.smaller is None:
+        raise torch.OutOfMemoryError(f"{layers[0]} does not fit the device's memory, not even with single samples")
+    smaller = batches.smaller()
+    warnings.warn(
+        f"out of memory at {layers[0]}: going on with {smaller.sizes[0]} samples at a time, not {batches.sizes[0]}",
+        SnowsWarning,
+        stacklevel=2,
+    )
+    return smaller
+
+
+def _choose_masks(
+    method: LayerMethod,
+    group: tuple[PlannedLayer, ...],
+    problem: LayerProblem,
+    dense: Mapping[str, Tensor],
+    choice: Choice,
 ) -> None:
-    """Ask the method, with the statistics it wants (see LayerMethod), for the layer at this place of the problem."""
-    assert planned.pattern is not None
+    """Ask the method for each layer of the problem, with the statistics it wants (see LayerMethod)."""
     reads = getattr(method, "reads", "pruned")
-    if reads == "dense":
-        gram = problem.dense_gram(place)
-    else:
-        moments = problem.moments(place)
-        gram = moments.gram
-        if reads == "refitted":
-            weight = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight)
-    chosen = method.choose_layer(planned.layer.parameter, weight, gram, planned.pattern)
-    choice.masks.update(chosen.masks)
-    choice.weights.update(chosen.weights)
+    for place, planned in enumerate(group):
+        assert planned.pattern is not None
+        name = planned.layer.parameter
+        weight = dense[name]
+        if reads == "dense":
+            gram = problem.dense_gram(place)
+        else:
+            moments = problem.moments(place)
+            gram = moments.gram
+            if reads == "refitted":
+                weight = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight)
+        chosen = method.choose_layer(name, weight, gram, planned.pattern)
+        choice.masks.update(chosen.masks)
+        choice.weights.update(chosen.weights)
 
 
 def _mask_only(sweep: int, seconds: float) -> SolveReport:

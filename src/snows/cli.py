@@ -170,6 +170,14 @@ def prune(
             show_default=False,
         ),
     ] = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--memory",
+            help="Of the device, to be used at most, such as 24GiB; default: what is free.",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -199,7 +207,7 @@ def prune(
         dense, read = setting.model(), setting.data()
     common: dict[str, Any] = {
         "mask": read_masks(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": setting.device,
-        "labels": labels, "permute": permute,
+        "labels": labels, "permute": permute, "memory": memory,
     }  # fmt: skip
     calibration = read.samples(labels == "given")
     rows = []

@@ -11,7 +11,7 @@ from torch import nn
 
 from .adjust import curvature_kind
 from .graph import Graph
-from .memory import linearized_bytes, micro_batch_size
+from .memory import linearized_bytes, memory_limits, micro_batch_size
 from .patterns import PatternRules
 from .plan import Names, Plan, make_plan, resolve
 from .preparation import prepare
@@ -81,7 +81,7 @@ def inspect(
 def _pruned(
     graph: Graph, plan: Plan, recipe: Recipe, samples: int, device: torch.device, speed: float
 ) -> list[LayerInspection]:
-    micro = micro_batch_size(graph, plan, samples, recipe, device)
+    micro = micro_batch_size(graph, plan, samples, recipe, device, memory_limits(device))
     rows = []
     members = {p.layer.parameter: [other.layer for other in group] for group in plan.groups for p in group}
     for planned in plan.pruned:

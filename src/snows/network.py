@@ -20,7 +20,7 @@ from .graph import Graph, Layer
 from .graph.segment import SampleLayout
 from .patterns import Pattern
 from .problem import gram_of_inputs
-from .streams import Batches, Stream
+from .streams import Stream, cut
 
 _MICRO_BATCH = {"cpu": 100, "cuda": 250}
 _LOSS_SAMPLES = 1000  # enough to tell masks apart
@@ -78,13 +78,11 @@ class CalibratedNetwork:
     def grams(self) -> Iterator[tuple[str, Tensor]]:
         """For each layer the second moment of its inputs in the dense network."""
         names = [node.name for node in self.graph.inputs]
-        ranges = list(self._ranges(self.samples.count))
-        batches = [dict(zip(names, self.samples.rows(begin, end), strict=True)) for begin, end in ranges]
-        sizes = tuple(end - begin for begin, end in ranges)
-        stream = Stream(self.graph, self.graph.parameters, Batches(batches, sizes))
+        size = _MICRO_BATCH.get(self.samples_device.type, 100)
+        stream = Stream(self.graph, self.graph.parameters, cut(*self.samples.split(self.samples.count), names, size))
         for layer in self.layers:
             stream.advance(layer.position)
-            yield layer.parameter, gram_of_inputs(layer, (values[layer.input] for values in stream.fitted))
+            yield layer.parameter, gram_of_inputs(layer, (stream[i][layer.input] for i in range(stream.fitted)))
 
     def output_error(self, weights: Mapping[str, Tensor]) -> float:
         """How far the outputs move with these weights instead of the network's own, relative to their variance."""

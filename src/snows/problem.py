@@ -45,7 +45,11 @@ class LayerProblem:
         self.packing = Packing(tuple(layer.shape for layer in self.layers))
         self.sizes = self.pruned.sizes
         self.held_out = self.pruned.held_out
-        needed = self.segment.cost.output_bytes * sum(self.sizes)
+        cost = self.segment.cost
+        held = cost.output_bytes + (
+            cost.input_bytes if self.pruned.offload else 0
+        )  # else the stream itself holds these
+        needed = held * sum(self.sizes)
         self._keeps = needed <= self.keep_bytes
 
     def __len__(self) -> int:
@@ -76,7 +80,7 @@ class LayerProblem:
         weights = [1.0] * len(self.segment.outputs)
         if normalization == "variance":
             weights = [1 / max(variance, _LEAST_VARIANCE) for variance in self._variances()]
-        fitted = tuple(range(len(self.pruned.fitted)))
+        fitted = tuple(range(self.pruned.fitted))
         return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts=self.segment.sample_layouts)
 
     def moments(self, index: int = 0, samples: int | None = None) -> Moments:
@@ -85,7 +89,7 @@ class LayerProblem:
         `samples`: about as many will do, where these are enough to tell the inputs apart.
         """
         layer = self.layers[index]
-        pieces = len(self.pruned.fitted)
+        pieces = self.pruned.fitted
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
             pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
@@ -94,13 +98,13 @@ class LayerProblem:
     def dense_gram(self, index: int = 0) -> Tensor:
         """The second moment of a layer's inputs in the dense network."""
         layer = self.layers[index]
-        inputs = (self._input(layer, self.dense, i, self.dense.parameters) for i in range(len(self.dense.fitted)))
+        inputs = (self._input(layer, self.dense, i, self.dense.parameters) for i in range(self.dense.fitted))
         return gram_of_inputs(layer, inputs)
 
     def _input(self, layer: Layer, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Tensor:
         """What a layer reads; where layers are solved together it may come after the first of them."""
-        values = stream.batches[index]
-        x: Tensor = (values if layer.input in values else self._live_in(stream, index, parameters))[layer.input]
+        values = stream.read(index, [layer.input])
+        x: Tensor = (values or self._live_in(stream, index, parameters))[layer.input]
         return x
 
     def _input_output_pairs(self, layer: Layer, own: Program, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,7 +129,7 @@ class LayerProblem:
             return self.segment.body(values, self.dense.parameters)
 
     def _live_in(self, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = stream.batches[index]
+        values = stream.read(index, {*self.segment.prelude.reads, *self.segment.body.reads})
         with torch.no_grad():
             return {**values, **self.segment.prelude(values, parameters)}
 
@@ -136,7 +140,7 @@ class LayerProblem:
         mean = dict.fromkeys(unknown, 0.0)
         spread = dict.fromkeys(unknown, 0.0)  # sum of squared distances from the mean
         seen = 0
-        for index in range(len(self.pruned.fitted)) if unknown else ():
+        for index in range(self.pruned.fitted) if unknown else ():
             targets = self[index].targets
             for k in unknown:
                 variance, own = torch.var_mean(targets[k], correction=0)

@@ -61,8 +61,13 @@ class Refit:
 class RowBlocks:
     """The blocks gram[kept_r, kept_r] of all rows r, inverted (or their diagonals, where that would be too large)."""
 
-    def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
-        """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later."""
+    def __init__(
+        self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype, keep_bytes: int | None = None
+    ) -> None:
+        """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later.
+
+        Factors beyond `keep_bytes` rest in the host's memory.
+        """
         self.gram, self.kept, self.dtype = gram, kept.to(gram.device), dtype
         self.relative_damping = relative_damping
         # where every input is dead any scale will do: the damping keeps the weights as they are
@@ -73,10 +78,9 @@ class RowBlocks:
         counts = kept.sum(1).double()
         device = gram.device.type
         limit = device if device in _MAX_FLOPS else "cpu"
-        self.exact = (
-            float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit]
-            and float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8 <= _MAX_BYTES[limit]
-        )
+        size = float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
+        self.exact = float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit] and size <= _MAX_BYTES[limit]
+        self._home = torch.device("cpu") if keep_bytes is not None and size > keep_bytes else gram.device
         self._inverses: list[tuple[Tensor, Tensor, Tensor]] = []
         if self.exact:
             self._factor()
@@ -91,6 +95,7 @@ class RowBlocks:
         result = torch.zeros_like(rhs)
         for rows, columns, inverse in self._inverses:
             gathered = rhs[rows[:, None], columns].to(self.dtype)
+            inverse = inverse.to(rhs.device, non_blocking=True)
             result[rows[:, None], columns] = (inverse @ gathered.unsqueeze(-1)).squeeze(-1).to(rhs.dtype)
         return (result * self.kept).to(home)
 
@@ -115,7 +120,8 @@ class RowBlocks:
                 factor, info = torch.linalg.cholesky_ex(self._damped(part.gram))
                 if info.any():
                     break
-                self._inverses.append((part.rows, part.columns, torch.cholesky_inverse(factor).to(self.dtype)))
+                inverse = torch.cholesky_inverse(factor).to(self.dtype)
+                self._inverses.append((part.rows, part.columns, self._at_rest(inverse)))
             else:
                 return
             self.relative_damping = max(10 * self.relative_damping, 1e-10)
@@ -123,6 +129,12 @@ class RowBlocks:
             f"the layer's input statistics stay singular at a relative damping of {self.relative_damping:g}; "
             "are the calibration samples all alike?"
         )
+
+    def _at_rest(self, inverse: Tensor) -> Tensor:
+        if self._home == inverse.device:
+            return inverse
+        on_host = torch.empty_like(inverse, device=self._home, pin_memory=inverse.device.type == "cuda")
+        return on_host.copy_(inverse, non_blocking=True)
 
     def _damped(self, block: Tensor) -> Tensor:
         damping = self.relative_damping * self.mean_diagonal

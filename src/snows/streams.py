@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .calibration import Samples
 from .graph import Graph
 from .graph.segment import Values
 
@@ -16,34 +18,80 @@ from .graph.segment import Values
 class Batches:
     """Samples in micro-batches, as named inputs of a graph. The last `held_out` are for judging, not fitting."""
 
-    values: list[Values]
+    values: Sequence[Values]
     sizes: tuple[int, ...]  # samples in each micro-batch
     held_out: int = 0
+    smaller: Callable[[], Batches] | None = None  # the same samples in smaller micro-batches, where that can be
+
+
+def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int) -> Batches:
+    """Micro-batches of `size` samples, read from where the samples are when they are asked for."""
+    parts = [
+        (samples, begin, min(begin + size, samples.count))
+        for samples in (fitted, held_out)
+        for begin in range(0, samples.count, size)
+    ]
+    return Batches(
+        _Inputs(parts, names),
+        tuple(end - begin for _, begin, end in parts),
+        sum(samples is held_out for samples, _, _ in parts),
+        (lambda: cut(fitted, held_out, names, size // 2)) if size > 1 else None,
+    )
+
+
+class _Inputs(Sequence[Values]):
+    def __init__(self, parts: list[tuple[Samples, int, int]], names: Sequence[str]) -> None:
+        self._parts, self._names = parts, names
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        samples, begin, end = self._parts[index]
+        return dict(zip(self._names, samples.rows(begin, end), strict=True))
 
 
 class Stream:
     """For each micro-batch, the values alive at one position of the graph. Moves forward only.
 
-    `parameters` is read at every move, so a weight changed before its layer is passed takes effect.
+    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. With `offload` the
+    values rest in the host's memory, and only the micro-batch that is asked for is on the device.
     """
 
-    def __init__(self, graph: Graph, parameters: Mapping[str, Tensor], batches: Batches) -> None:
+    def __init__(self, graph: Graph, parameters: Mapping[str, Tensor], batches: Batches, offload: bool = False) -> None:
         self.graph = graph
         self.parameters = parameters
         self.position = 0
         self.sizes = batches.sizes
-        self.batches = [dict(values) for values in batches.values]
-        self._fitted = len(self.sizes) - batches.held_out
+        self.fitted = len(self.sizes) - batches.held_out  # micro-batches that weights are fitted to
+        self.offload = offload
+        self._inputs = batches.values
+        self._values: list[Values | None] = [None] * len(self.sizes)  # None: the inputs themselves
+        self._device: torch.device | None = None  # where values come from
 
-    @property
-    def fitted(self) -> list[Values]:
-        """The micro-batches that weights are fitted to."""
-        return self.batches[: self._fitted]
+    def __getitem__(self, index: int) -> Values:
+        values = self._values[index]
+        return self._inputs[index] if values is None else self._fetched(values)
+
+    def read(self, index: int, names: Collection[str]) -> Values:
+        """Of one micro-batch those of these values that there are."""
+        values = self._values[index]
+        if values is None:
+            values = self._inputs[index]
+        return self._fetched({name: value for name, value in values.items() if name in names})
+
+    def _fetched(self, values: Values) -> Values:
+        if not self.offload:
+            return values
+        return {
+            name: value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }
 
     @property
     def held_out(self) -> tuple[int, ...]:
-        """Indices of those that it is judged on."""
-        return tuple(range(self._fitted, len(self.batches)))
+        """The micro-batches that it is judged on."""
+        return tuple(range(self.fitted, len(self.sizes)))
 
     def advance(self, position: int) -> None:
         """Move all micro-batches; what is not read any more is freed."""
@@ -51,8 +99,16 @@ class Stream:
             return
         program = self.graph.program(self.position, position)
         alive = self.graph.live(position)
-        for index, values in enumerate(self.batches):
+        for index in range(len(self.sizes)):
+            values = self[index]
             with torch.no_grad():
                 values = {**values, **program(values, self.parameters)}
-            self.batches[index] = {name: values[name] for name in alive}
+            self._values[index] = {name: self._at_rest(values[name]) for name in alive}
         self.position = position
+
+    def _at_rest(self, value: Any) -> Any:
+        if not self.offload or not isinstance(value, Tensor):
+            return value
+        self._device = value.device
+        on_host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
+        return on_host.copy_(value, non_blocking=True)

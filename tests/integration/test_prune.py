@@ -169,15 +169,16 @@ def test_with_nothing_held_out_every_solve_is_kept() -> None:
 
 def test_samples_are_fitted_or_held_out_never_both(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, set[float]] = {"fitted": set(), "held out": set()}
-    read = api.Batches
+    cut = api.cut
 
-    def watch(values: list[dict[str, Tensor]], sizes: tuple[int, ...], held_out: int) -> Any:
-        for index, batch in enumerate(values):
-            kind = "held out" if index >= len(values) - held_out else "fitted"
+    def watch(*arguments: Any) -> Any:
+        batches = cut(*arguments)
+        for index, batch in enumerate(batches.values):
+            kind = "held out" if index >= len(batches.sizes) - batches.held_out else "fitted"
             seen[kind] |= set(next(iter(batch.values())).flatten(1)[:, 0].tolist())
-        return read(values, sizes, held_out)
+        return batches
 
-    monkeypatch.setattr(api, "Batches", watch)
+    monkeypatch.setattr(api, "cut", watch)
     result = quick("residual", "2:4")
     assert (len(seen["fitted"]), len(seen["held out"])) == (18, 6)
     assert not seen["fitted"] & seen["held out"]
@@ -246,6 +247,7 @@ def test_torch_pruning_modules_are_read_as_masks_and_left_alone() -> None:
 
 
 def test_torch_pruning_modules_of_a_model_that_can_still_be_trained() -> None:
+    torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
     torch_prune.l1_unstructured(model[2], "weight", 0.4)
     result = snows.prune(model, torch.randn(SAMPLES, 4), recipe=QUICK, progress=False)

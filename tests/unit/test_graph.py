@@ -65,7 +65,7 @@ def test_patches_times_weight_is_the_layer(name: str) -> None:
     dense = Stream(graph, graph.parameters, Batches([batch_of(graph, name, 3)], (3,)))
     for layer in (layer for layer in graph.layers if layer.refusal is None):
         dense.advance(layer.position)
-        values = dense.batches[0]
+        values = dense[0]
         segment = graph.segment([layer], 0)
         output = segment.own[0](values, graph.parameters)[segment.own[0].gives[0]]
         if layer.bias is not None:
@@ -150,13 +150,13 @@ def test_streams_advance_and_free_what_is_not_read_again() -> None:
     seen: list[weakref.ref[Tensor]] = []
     for position in range(1, graph.end + 1):
         stream.advance(position)
-        for values in stream.batches:
+        for values in (stream[i] for i in range(2)):
             assert set(values) == set(graph.live(position))
             seen += [weakref.ref(value) for value in values.values() if isinstance(value, Tensor)]
     gc.collect()
-    alive = {id(value) for values in stream.batches for value in values.values()}
+    alive = {id(value) for i in range(2) for value in stream[i].values()}
     assert all(reference() is None or id(reference()) in alive for reference in seen)
-    assert set(stream.batches[0]) == {node.name for node in graph.outputs}
+    assert set(stream[0]) == {node.name for node in graph.outputs}
     position = stream.position
     stream.advance(position)  # nothing to do
     assert stream.position == position
@@ -171,7 +171,7 @@ def test_streams_read_a_weight_changed_before_its_layer_is_passed() -> None:
     stream.advance(graph.end)
     with torch.no_grad():
         changed = torch.func.functional_call(model, {"2.weight": parameters["2.weight"]}, (example("mlp", 3),))
-    torch.testing.assert_close(stream.batches[0][graph.outputs[0].name], changed)
+    torch.testing.assert_close(stream[0][graph.outputs[0].name], changed)
 
 
 def test_two_samples_are_enough_to_tell_samples_from_tokens() -> None:

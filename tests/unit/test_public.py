@@ -26,8 +26,8 @@ NAMES = [
 FLAGS = {
     "prune": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet",
-        "--config", "--debug",
+        "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--memory", "--device", "--seed",
+        "--json", "--quiet", "--config", "--debug",
     ],
     "evaluate": [
         "--data", "--weights", "--pruned", "--samples", "--device", "--seed", "--json", "--quiet", "--config",
@@ -45,7 +45,7 @@ FLAGS = {
 }  # fmt: skip
 PRUNE = [
     "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "device", "seed",
-    "progress", "labels", "permute", "resume",
+    "progress", "labels", "permute", "resume", "memory",
 ]  # fmt: skip
 
 

@@ -190,9 +190,12 @@ class Graph:
 
 
 def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
+    inside = {*body, *prelude}
+    outside = {a for node in body for a in node.all_input_nodes if a not in inside and "parameter" not in a.meta}
     return Cost(
         bytes=sum(node.meta["bytes"] for node in body),
         output_bytes=sum(node.meta["bytes"] for node in [*targets, *prelude]),
+        input_bytes=sum(node.meta.get("bytes", 0) for node in outside),
         flops=sum(node.meta["flops"] for node in body),
     )
 

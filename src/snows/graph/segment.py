@@ -71,10 +71,12 @@ class SampleLayout:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one pass over a segment, for one sample: bytes of all values, of what a pass must be given, and operations."""
+    """Of one pass over a segment, for one sample: bytes of all values, of targets and what else is computed for it, of
+    the values it starts from, and operations."""
 
     bytes: int
     output_bytes: int
+    input_bytes: int
     flops: int
 
 

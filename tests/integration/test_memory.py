@@ -1,0 +1,122 @@
+"""Runs within a memory budget: smaller pieces, activations at rest in the host's memory, and backing off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import snows
+from snows import cascade, rows
+from snows.memory import Memory, as_bytes, memory_limits
+from snows.streams import Stream
+
+from ..networks import example, make
+
+RECIPE = snows.Recipe(horizon=2, sweeps=2, cg_steps=3)
+SAMPLES = 40
+
+
+def run(name: str, **options: Any) -> snows.Result:
+    return snows.prune(make(name), example(name, SAMPLES), "2:4", recipe=RECIPE, progress=False, **options)
+
+
+def weights(result: snows.Result) -> Tensor:
+    return torch.cat([parameter.flatten() for parameter in result.model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [
+        ("24GiB", 24 * 2**30), ("24 gib", 24 * 2**30), ("800MB", 800 * 10**6), ("1.5k", 1500), ("512", 512),
+        ("1e9", 10**9), (4096, 4096), ("2Ti", 2 * 2**40), (None, None),
+    ],
+)  # fmt: skip
+def test_sizes_as_people_write_them(given: Any, size: int | None) -> None:
+    assert as_bytes(given) == size
+
+
+@pytest.mark.parametrize("given", ["", "lots", "-1GiB", "0", 0, -5, True, 2.5, "1e999", "24 gigs", "GiB"])
+def test_other_words_are_refused(given: Any) -> None:
+    with pytest.raises(snows.ArgumentError, match="expected a size such as '24GiB'"):
+        run("mlp", memory=given)
+
+
+def test_a_budget_is_shared_out() -> None:
+    limits = memory_limits(torch.device("cpu"), 1000)
+    assert limits.total == 1000
+    assert limits.targets + limits.products + limits.streams + limits.factors <= 1000
+    assert memory_limits(torch.device("cpu")).total == memory_limits(torch.device("cpu")).total > 2**30
+
+
+@pytest.mark.parametrize("name", ["residual", "attention", "two-inputs", "gated"])
+def test_activations_that_rest_elsewhere_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run(name)
+    monkeypatch.setattr(Memory, "offloads", lambda *_: True)
+    monkeypatch.setattr(Memory, "targets", 0)  # nothing is kept between passes either
+    moved: list[int] = []
+    at_rest = Stream._at_rest
+
+    def watch(stream: Stream, value: Any) -> Any:
+        moved.append(1)
+        return at_rest(stream, value)
+
+    monkeypatch.setattr(Stream, "_at_rest", watch)
+    offloaded = run(name)
+    assert moved
+    assert torch.equal(weights(plain), weights(offloaded))
+
+
+def test_factors_that_rest_elsewhere_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run("residual")
+    at_rest = rows.RowBlocks._at_rest
+    monkeypatch.setattr(rows.RowBlocks, "_at_rest", lambda blocks, inverse: at_rest(blocks, inverse).clone())
+    assert torch.equal(weights(plain), weights(run("residual")))
+
+
+def test_a_small_budget_takes_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: set[int] = set()
+    init = Stream.__init__
+
+    def watch(stream: Stream, *arguments: Any) -> None:
+        init(stream, *arguments)
+        sizes.add(stream.sizes[0])
+
+    monkeypatch.setattr(Stream, "__init__", watch)
+    result = run("residual", memory="40kB")
+    assert max(sizes) < 10
+    assert all(solve.loss <= solve.loss_masked for layer in result.report.layers for solve in layer.solves)
+
+
+def test_out_of_memory_it_backs_off_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve, sizes = cascade.solve_layer, []
+
+    def crowded(problem: Any, *arguments: Any) -> Any:
+        sizes.append(problem.sizes[0])
+        if problem.sizes[0] > 10:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return solve(problem, *arguments)
+
+    monkeypatch.setattr(cascade, "solve_layer", crowded)
+    with pytest.warns(snows.SnowsWarning, match="out of memory at .*: going on with"):
+        result = run("residual")
+    assert sizes[:3] == [32, 16, 8]
+    assert set(sizes[3:]) == {8}
+    said = [warning.partition(": ")[2] for warning in result.report.warnings]
+    assert said == ["going on with 16 samples at a time, not 32", "going on with 8 samples at a time, not 16"]
+    monkeypatch.undo()
+    assert torch.isfinite(weights(result)).all()
+    assert {name: mask.sum() for name, mask in result.masks.items()} == {
+        name: mask.sum() for name, mask in run("residual").masks.items()
+    }
+
+
+def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(cascade, "solve_layer", full)
+    with pytest.raises(torch.OutOfMemoryError, match="not even with single samples"):
+        run("mlp")
