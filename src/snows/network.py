@@ -217,4 +217,4 @@ def _per_sample(
         size = part.stop - begin
         patches = layer.patches(x[part]).unflatten(1, (size, -1))  # groups x samples x positions x columns
         outputs = layer.outputs(slope[part]).unflatten(1, (size, -1))
-        yield part, (outputs.mT @ patches).transpose(0, 1)
+        yield part, layer.in_weight_order((outputs.mT @ patches).transpose(0, 1), -1)

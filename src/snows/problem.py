@@ -93,7 +93,7 @@ class LayerProblem:
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
             pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
-        return Moments.collect(self._input_output_pairs(layer, self.segment.own[index], pieces))
+        return _ordered(layer, Moments.collect(self._input_output_pairs(layer, self.segment.own[index], pieces)))
 
     def dense_gram(self, index: int = 0) -> Tensor:
         """The second moment of a layer's inputs in the dense network."""
@@ -158,7 +158,11 @@ class LayerProblem:
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
     """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
     parts = (layer.patches(part) for x in inputs for part in x.split(_rows_at_once(layer, x)))
-    return Moments.collect((patches, patches[..., :0]) for patches in parts).gram
+    return _ordered(layer, Moments.collect((patches, patches[..., :0]) for patches in parts)).gram
+
+
+def _ordered(layer: Layer, moments: Moments) -> Moments:
+    return Moments(layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1))
 
 
 def _rows_at_once(layer: Layer, x: Tensor) -> int:

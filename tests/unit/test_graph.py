@@ -72,7 +72,7 @@ def test_patches_times_weight_is_the_layer(name: str) -> None:
             bias = graph.parameters[layer.bias]
             output = output - (bias.view(-1, *[1] * (len(layer.shape) - 2)) if layer.is_convolution else bias)
         weight = graph.parameters[layer.parameter].flatten(1).unflatten(0, (layer.groups, -1))
-        product = layer.patches(values[layer.input]) @ weight.transpose(1, 2)
+        product = layer.in_weight_order(layer.patches(values[layer.input]), -1) @ weight.transpose(1, 2)
         torch.testing.assert_close(product, layer.outputs(output), rtol=1e-10, atol=1e-12)
 
 

@@ -70,20 +70,34 @@ class Layer:
         return len(self.shape) > 2
 
     def patches(self, x: Tensor) -> Tensor:
-        """The inputs of each output position: groups x positions x columns."""
+        """The inputs of each output position: groups x positions x columns.
+
+        Columns are in the order of memory, which is several times faster: kernel positions first, channels last.
+        `in_weight_order` puts what is computed from them into the weight's order.
+        """
         if not self.is_convolution:
             return x.reshape(1, -1, x.shape[-1])
         kernel = self.shape[2:]
         x = self._pad(x, kernel)
         for axis, (size, stride, dilation) in enumerate(zip(kernel, self.stride, self.dilation, strict=True)):
             x = x.unfold(2 + axis, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        # batch, channels, *positions, *kernel -> groups, batch * positions, channels / group * kernel
+        # batch, channels, *positions, *kernel -> groups, batch * positions, kernel * channels / group
         dimensions = len(kernel)
         x = x.unflatten(1, (self.groups, -1))
         positions = list(range(3, 3 + dimensions))
         window = list(range(3 + dimensions, 3 + 2 * dimensions))
-        x = x.permute(1, 0, *positions, 2, *window)
+        x = x.permute(1, 0, *positions, *window, 2)
         return x.reshape(self.groups, -1, self.columns)
+
+    def in_weight_order(self, value: Tensor, *axes: int) -> Tensor:
+        """The same with the columns along these axes in the order of the flattened weight: channels, then kernel."""
+        kernel = math.prod(self.shape[2:])
+        if kernel == 1:
+            return value
+        order = torch.arange(self.columns, device=value.device).view(kernel, -1).T.flatten()
+        for axis in axes:
+            value = value.index_select(axis, order)
+        return value
 
     def outputs(self, y: Tensor) -> Tensor:
         """The layer's output laid out like `patches`: groups x positions x outputs of a group."""

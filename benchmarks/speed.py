@@ -1,0 +1,317 @@
+"""How fast, and within how much memory. Every figure of one section comes from one run on one machine.
+
+    python benchmarks/speed.py runs       # whole networks, end to end
+    python benchmarks/speed.py paper      # against the paper's algorithm as published, to the same K-step loss
+    python benchmarks/speed.py product    # one curvature product against its floor
+    python benchmarks/speed.py growth     # a layer's time against samples and horizon: a constant and a slope
+    python benchmarks/speed.py memory     # peak memory against samples, each in a fresh process
+
+One JSON file a section under benchmarks/results; rows that it has are not measured again (remove the file to do so).
+`paper` runs `recipe="paper"` on single layers: its start, targets, normalization, and CG on double-backward products.
+Ours solves the very same loss, and is timed until it is no higher. Absolute times mean something on a quiet GPU only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accuracy import DATA, HERE, correct, environment, percent
+from networks import load_network, normalization
+from torch import Tensor, nn
+
+import snows
+from snows.adjust import curvature_kind
+from snows.data import read_npz
+from snows.memory import Memory
+from snows.patterns import PatternRules
+from snows.plan import make_plan
+from snows.preparation import prepare
+from snows.problem import LayerProblem
+from snows.recipe import DEFAULT, PAPER, Recipe
+from snows.streams import Stream, cut
+
+LAYERS = {  # early, middle, late
+    "resnet20": ("layer1.0.conv2", "layer2.1.conv1", "layer3.2.conv1"),
+    "resnet50": ("layer1.1.conv2", "layer3.2.conv2", "layer4.1.conv2"),
+}
+EFFORTS = ((1, 1), (1, 3), (1, 10), (1, 20), (2, 20), (4, 20), (8, 20))  # Newton steps, CG steps in each
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    network: str
+    pattern: str
+    horizon: int
+    samples: int
+    memory: str | None = None
+    repeats: int = 1
+
+
+RUNS = (
+    Run("resnet20", "1:4", 40, 3000, repeats=3),
+    Run("resnet20", "2:4", 40, 3000, repeats=3),
+    Run("resnet50", "1:4", 30, 3000),
+    Run("resnet50", "1:4", 30, 3000, memory="24GiB"),
+    Run("resnet50", "1:4", 1000, 1000, memory="24GiB"),  # to the network's end
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=list(SECTIONS))
+    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and checkpoints/")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--networks", nargs="*", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--samples", type=int, help="at most, instead of each row's own")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # of `memory`: what the fresh process measures
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", snows.SnowsWarning)
+    if options.one is not None:
+        print(json.dumps(_peak(Bench(options), json.loads(options.one))))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"speed-{options.section}.json"
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    for what, measure in SECTIONS[options.section](Bench(options)):
+        if any(all(row.get(key) == value for key, value in what.items()) for row in rows):
+            continue
+        rows.append({**what, **measure()})
+        print(" ", json.dumps(rows[-1]), flush=True)
+        result = {"section": options.section, "rows": rows, "environment": environment(options.device)}
+        path.write_text(json.dumps(result, indent=2) + "\n")  # after every row: what is done is kept
+    if options.section == "growth":
+        print(json.dumps(fit(rows), indent=2))
+
+
+class Bench:
+    """Networks and samples, read when they are asked for."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.shared, self.device, self.networks = options.shared, options.device, options.networks
+        self.most = options.samples
+        self._models: dict[str, nn.Module] = {}
+
+    def model(self, name: str) -> nn.Module:
+        if name not in self._models:
+            self._models[name] = load_network(name, self.shared).to(self.device)
+        return self._models[name]
+
+    def count(self, samples: int) -> int:
+        return min(samples, self.most or samples)
+
+    def samples(self, name: str, count: int) -> Tensor:
+        """Where there are fewer images than that, crops of them: each moved by some pixels, with mirrored borders."""
+        x = read_npz(self.shared / "data" / DATA[name][0], *normalization(name))[0]
+        generator = torch.Generator().manual_seed(0)
+        parts = [x]
+        while sum(len(part) for part in parts) < count:
+            shift = torch.randint(-16, 17, (2,), generator=generator).tolist()
+            padded = nn.functional.pad(x, [16, 16, 16, 16], mode="reflect")
+            parts.append(padded[:, :, 16 + shift[0] :, 16 + shift[1] :][:, :, : x.shape[2], : x.shape[3]])
+        return torch.cat(parts)[:count]
+
+    def accuracy(self, name: str, model: nn.Module) -> float:
+        files = [read_npz(self.shared / "data" / file, *normalization(name)) for file in DATA[name][1]]
+        labels = torch.cat([y for _, y in files if y is not None])
+        return percent(correct(model, torch.cat([x for x, _ in files]), labels))
+
+    def prune(self, name: str, x: Tensor, pattern: str, recipe: Recipe, **options: Any) -> snows.Result:
+        return snows.prune(
+            self.model(name), x, pattern, exclude="*downsample*", recipe=recipe, progress=False, **options
+        )
+
+
+Section = Iterator[tuple[Row, Callable[[], Row]]]
+
+
+def runs(bench: Bench) -> Section:
+    for run in RUNS:
+        if run.network not in bench.networks:
+            continue
+        what = {
+            "network": run.network, "pattern": run.pattern, "horizon": run.horizon, "memory": run.memory,
+            "samples": bench.count(run.samples),
+        }  # fmt: skip
+
+        def measure(run: Run = run) -> Row:
+            x = bench.samples(run.network, bench.count(run.samples))
+            bench.model(run.network)
+            seconds = []
+            for _ in range(run.repeats):
+                began = time.perf_counter()
+                result = bench.prune(
+                    run.network, x, run.pattern, DEFAULT.replace(horizon=run.horizon), memory=run.memory
+                )
+                seconds.append(round(time.perf_counter() - began, 2))
+            return {
+                "seconds": statistics.median(seconds), "all_seconds": seconds,
+                "peak_memory_bytes": result.report.peak_memory_bytes,
+                "accuracy": bench.accuracy(run.network, result.model),
+                "cg_steps": {layer.name: [s.cg_steps for s in layer.solves] for layer in result.report.layers},
+            }  # fmt: skip
+
+        yield what, measure
+
+
+def paper(bench: Bench) -> Section:
+    for name in bench.networks:
+        horizon, samples = (40, bench.count(1000)) if name == "resnet20" else (30, bench.count(256))
+        for layer in LAYERS[name]:
+
+            def measure(name: str = name, layer: str = layer, horizon: int = horizon, samples: int = samples) -> Row:
+                x = bench.samples(name, samples)
+                theirs, loss = _timed(bench, name, x, layer, PAPER.replace(horizon=horizon))
+                same = DEFAULT.replace(
+                    horizon=horizon, targets=PAPER.targets, normalization=PAPER.normalization, sweeps=1, held_out=0.0
+                )
+                for steps, cg_steps in EFFORTS:  # as much as it takes
+                    recipe = same.replace(newton_steps=steps, cg_steps=cg_steps)
+                    ours, reached = _timed(bench, name, x, layer, recipe)
+                    if reached <= loss:
+                        break
+                return {
+                    "seconds_paper": theirs, "seconds": ours, "ratio": round(theirs / ours, 1), "loss_paper": loss,
+                    "loss": reached, "newton_steps": steps, "cg_steps": cg_steps, "reached": reached <= loss,
+                }  # fmt: skip
+
+            yield {"network": name, "layer": layer, "horizon": horizon, "samples": samples}, measure
+
+
+def _timed(bench: Bench, name: str, x: Tensor, layer: str, recipe: Recipe) -> tuple[float, float]:
+    """Seconds of the layer's solve alone (without reading and capture), and the K-step loss it ended at."""
+    result = bench.prune(name, x, "1:4", recipe, layers=layer)
+    (solve,) = result.report.layers[0].solves
+    return round(solve.seconds, 3), solve.loss
+
+
+def product(bench: Bench) -> Section:
+    """The floor of J^T J v is two plain passes over the segment, one forth and one back."""
+    for name in bench.networks:
+        horizon, samples = (16, bench.count(1000)) if name == "resnet20" else (4, bench.count(200))
+        for layer in LAYERS[name]:
+
+            def measure(name: str = name, layer: str = layer, horizon: int = horizon, samples: int = samples) -> Row:
+                problem = _problem(bench, name, layer, horizon, samples)
+                weight = problem.dense.parameters[problem.layers[0].parameter]
+                objective, piece = problem.objective("variance"), problem[0]
+                with torch.no_grad():
+                    forward = _seconds(lambda: piece.forward(weight), bench.device)
+                once = objective.product(curvature_kind(DEFAULT, problem.segment), weight, keep=True)
+                seconds = _seconds(lambda: once(weight), bench.device)
+                flops = 2 * problem.segment.cost.flops * samples
+                return {
+                    "seconds": seconds, "forward_seconds": forward, "ratio_to_floor": round(seconds / (2 * forward), 2),
+                    "teraflops": round(flops / seconds / 1e12, 2),
+                }  # fmt: skip
+
+            yield {"network": name, "layer": layer, "horizon": horizon, "samples": samples}, measure
+
+
+def _problem(bench: Bench, name: str, layer: str, horizon: int, samples: int) -> LayerProblem:
+    world = prepare(bench.model(name), bench.samples(name, samples), bench.device, 0)
+    plan = make_plan(world.graph, PatternRules.parse("1:4"), horizon, layers=layer)
+    batches = cut(*world.samples.split(samples), [node.name for node in world.graph.inputs], samples)
+    streams = [Stream(world.graph, world.graph.parameters, batches) for _ in range(2)]
+    for stream in streams:
+        stream.advance(plan.pruned[0].layer.position)
+    segment = world.graph.segment([plan.pruned[0].layer], plan.pruned[0].horizon)
+    return LayerProblem(segment, streams[0], streams[1], "dense-stream", Memory(1 << 40).targets)
+
+
+def _seconds(work: Callable[[], object], device: str, repeats: int = 10) -> float:
+    """The median of some calls, after one to warm up."""
+    times = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        work()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def growth(bench: Bench) -> Section:
+    name = bench.networks[0]
+    most = bench.count(3000 if name == "resnet20" else 1000)
+    cells = [(most, horizon) for horizon in (1, 2, 4, 8, 16, 32)] + [(most * part // 4, 8) for part in (1, 2, 3)]
+    for samples, horizon in cells:
+        for layer in LAYERS[name]:
+
+            def measure(samples: int = samples, layer: str = layer, horizon: int = horizon) -> Row:
+                recipe = DEFAULT.replace(
+                    horizon=horizon, sweeps=1, cg_relative_tolerance=0.0, product_samples=None, held_out=0.0
+                )
+                result = bench.prune(name, bench.samples(name, samples), "1:4", recipe, layers=layer)
+                (solve,) = result.report.layers[0].solves
+                world = prepare(bench.model(name), bench.samples(name, 2), bench.device, 0)
+                planned = make_plan(world.graph, PatternRules.parse("1:4"), horizon, layers=layer).pruned[0]
+                flops = world.graph.cost([planned.layer], planned.horizon).flops
+                return {"seconds": solve.seconds, "flops": flops * samples, "cg_steps": solve.cg_steps}
+
+            yield {"network": name, "layer": layer, "horizon": horizon, "samples": samples}, measure
+
+
+def fit(rows: list[Row]) -> dict[str, Any]:
+    """Least squares of seconds = constant + slope x (samples x operations inside the horizon), for each layer."""
+    found = {}
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        mine = [row for row in rows if row["layer"] == layer]
+        x = torch.tensor([[1.0, row["flops"] / 1e12] for row in mine], dtype=torch.float64)
+        y = torch.tensor([row["seconds"] for row in mine], dtype=torch.float64)
+        constant, slope = torch.linalg.lstsq(x, y[:, None]).solution.flatten().tolist()
+        residuals = (y - x @ torch.tensor([constant, slope], dtype=torch.float64)) / y
+        found[layer] = {
+            "constant": constant, "seconds_per_teraflop": slope,
+            "relative_residuals": [round(float(r), 3) for r in residuals],
+        }  # fmt: skip
+    return found
+
+
+def memory(bench: Bench) -> Section:
+    for name in bench.networks:
+        for budget in (None, "4GiB" if name == "resnet20" else "24GiB"):
+            for samples in (500, 1000, 2000) if name == "resnet20" else (250, 500, 1000):
+                what = {"network": name, "memory": budget, "samples": bench.count(samples)}
+                yield what, lambda what=what: _in_fresh_process(bench, what)  # type: ignore[misc]
+
+
+def _in_fresh_process(bench: Bench, what: Row) -> Row:
+    command = [sys.executable, __file__, "memory", "--shared", str(bench.shared), "--device", bench.device]
+    done = subprocess.run([*command, "--one", json.dumps(what)], capture_output=True, text=True, check=True)
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def _peak(bench: Bench, what: Row) -> Row:
+    import resource
+
+    x = bench.samples(what["network"], what["samples"])
+    recipe = DEFAULT.replace(sweeps=1, cg_steps=2)
+    result = bench.prune(what["network"], x, "1:4", recipe, memory=what["memory"])
+    return {
+        "peak_memory_bytes": result.report.peak_memory_bytes,
+        "host_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "seconds": round(result.report.seconds, 1),
+    }
+
+
+SECTIONS: dict[str, Callable[[Bench], Section]] = {
+    "runs": runs, "paper": paper, "product": product, "growth": growth, "memory": memory,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
