@@ -192,6 +192,7 @@ def prune(
     from .api import prune as run
     from .evaluation import reference
     from .given import is_mask_file
+    from .preparation import capturing_once
     from .storage import refuse_existing
 
     if out is not None:
@@ -215,15 +216,18 @@ def prune(
         with setting.step("evaluating the dense network"):  # first, so that what does not fit is said before the work
             expected = reference(dense, read.test)
             rows = [{"network": "dense", **_figures(dense, read, expected)}]
-    with setting.step("pruning with the mask alone"):
-        mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
-    show = not (quiet or as_json)
-    if setting.is_embedded and horizon is None:
-        light = chosen.replace(sweeps=1)
-        layerwise = run(dense, calibration, pattern, recipe=light, horizon=0, progress=show, **common)
-    else:
-        layerwise = None
-    result = run(dense, calibration, pattern, recipe=chosen, horizon=horizon, progress=show, resume=resume, **common)
+    with capturing_once():
+        with setting.step("pruning with the mask alone"):
+            mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
+        show = not (quiet or as_json)
+        if setting.is_embedded and horizon is None:
+            light = chosen.replace(sweeps=1)
+            layerwise = run(dense, calibration, pattern, recipe=light, horizon=0, progress=show, **common)
+        else:
+            layerwise = None
+        result = run(
+            dense, calibration, pattern, recipe=chosen, horizon=horizon, progress=show, resume=resume, **common
+        )
     networks = [("mask only", mask_only.model)]
     networks += [("layer-wise (K=0)", layerwise.model)] if layerwise else []
     deepest = max(layer.horizon or 0 for layer in result.report.layers)

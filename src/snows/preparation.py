@@ -13,7 +13,8 @@ import copy
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,10 +70,36 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
         raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
 
 
+@contextmanager
+def capturing_once() -> Iterator[None]:
+    """Within, what was prepared is not prepared again for the same model and samples, which must not change."""
+    with ONE_AT_A_TIME:
+        _REMEMBERED.append({})
+        try:
+            yield
+        finally:
+            _REMEMBERED.pop()
+
+
+_REMEMBERED: list[dict[tuple[object, ...], tuple[Prepared, tuple[object, ...]]]] = []
+
+
 def prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
 ) -> Prepared:
     """Copy, read, shuffle, capture."""
+    if not _REMEMBERED:
+        return _prepare(model, calibration, device, seed, with_labels)
+    key = (id(model), id(calibration), str(device), seed, with_labels)
+    if key not in _REMEMBERED[-1]:  # with the objects themselves, so that their ids stay theirs
+        _REMEMBERED[-1][key] = _prepare(model, calibration, device, seed, with_labels), (model, calibration)
+    found = _REMEMBERED[-1][key][0]
+    return replace(found, graph=found.graph.with_own_parameters())  # runs replace some
+
+
+def _prepare(
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+) -> Prepared:
     work, own_masks = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:

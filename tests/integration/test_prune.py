@@ -16,7 +16,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import snows
-from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api, memory
+from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api, memory, preparation
 from snows.curvature import Objective
 from snows.errors import StatisticsError
 from snows.problem import LayerProblem
@@ -369,6 +369,23 @@ def test_prunes_in_two_threads_are_as_those_in_one() -> None:
         assert torch.equal(weights(together[name]), weights(alone[name]))
         assert together[name].report.events == alone[name].report.events
         assert together[name].report.warnings == alone[name].report.warnings
+
+
+def test_a_capture_that_is_shared_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = make("residual"), example("residual", SAMPLES)
+    mask = {"conv1": torch.arange(model.get_parameter("conv1.weight").numel()).view(4, 4, 3, 3) % 3 != 0}
+    options: dict[str, Any] = {"recipe": QUICK, "progress": False}
+    alone = [snows.prune(model, x, mask=mask, **options), snows.prune(model, x, "2:4", **options)]
+    captured: list[int] = []
+    capture = preparation.capture
+    monkeypatch.setattr(preparation, "capture", lambda *given: captured.append(1) or capture(*given))
+    with preparation.capturing_once():
+        shared = [snows.prune(model, x, mask=mask, **options), snows.prune(model, x, "2:4", **options)]
+        snows.prune(model, x, "2:4", seed=1, **options)
+    assert len(captured) == 2
+    assert all(torch.equal(weights(a), weights(b)) for a, b in zip(alone, shared, strict=True))
+    snows.prune(model, x, "2:4", **options)
+    assert len(captured) == 3
 
 
 def test_progress_tells_the_beginning_and_the_end_of_each_layer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,12 @@ class Graph:
         self._layer_bits = {layer.parameter: 1 << i for i, layer in enumerate(layers)}
         self._depends_on = self._find_dependencies()
         self.operations = _counted_operations(nodes)
+
+    def with_own_parameters(self) -> Graph:
+        """The same graph; parameters that are replaced in one are not in the other."""
+        other = copy.copy(self)
+        other.parameters = dict(self.parameters)
+        return other
 
     @property
     def end(self) -> int:
