@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -88,12 +89,56 @@ class MobileNetV1(nn.Module):
         return self.fc(self.features(x).mean((2, 3)))
 
 
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class ViT(nn.Module):
+    """A vision transformer for 224x224 images in patches of 16, with timm's names; ViT-Ti by default."""
+
+    def __init__(self, width: int = 192, depth: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, 197, width))
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, 16, 16)})
+        self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed["proj"](x).flatten(2).mT
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], 1) + self.pos_embed
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
 HALF = (0.5, 0.5, 0.5)
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NETWORKS = {  # class, file, mean and standard deviation of the input
     "resnet20": (ResNet20, "resnet20_cifar10.safetensors", (HALF, HALF)),
     "resnet50": (ResNet50, "resnet50_imagenet.safetensors", IMAGENET),
     "mobilenet": (MobileNetV1, "mobilenet_v1_imagenet.safetensors", (HALF, HALF)),
+    "vit": (ViT, "vit_tiny_imagenet.safetensors", (HALF, HALF)),
 }
 
 
