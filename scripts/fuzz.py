@@ -48,6 +48,7 @@ from snows import cli, compact, setting, state, storage
 from snows.cells import CELLS, Folder
 from snows.data import DataConfig, load_data
 from snows.given import given_masks
+from snows.memory import as_bytes
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.preparation import prepare
@@ -425,6 +426,13 @@ def layer_globs(case: Case) -> None:
     make_plan(case.world.prepared.graph, PatternRules.parse("2:4"), 2, given(), given())
 
 
+def memory_text(case: Case) -> None:
+    rng = case.random
+    sizes = ["24GiB", "800 MB", "1e9", "1.5k", "9" * rng.choice([1, 20, 400]), case.some_word(), odd_value(rng)]
+    word = rng.choice(sizes)
+    as_bytes(word + rng.choice(["", "B", "GiB", "e99", " "]) if isinstance(word, str) else word)
+
+
 def command_line(case: Case) -> None:
     """The flags of every command. Where the work would begin, it stops."""
     rng = case.random
@@ -450,14 +458,14 @@ _FLAGS: dict[str, list[str]] = {
     "--horizon": ["3"], "--layers": ["2"], "--exclude": ["2"], "--recipe": ["paper"], "--samples": ["4"],
     "--labels": ["given"], "--permute": [], "--out": ["out"], "--compact": [], "--force": [], "--resume": ["state"],
     "--device": ["cpu", "meta", "cuda:99", "mps"], "--seed": ["1", "-1", str(2**70)], "--json": [], "--quiet": [],
-    "--config": ["c.toml"], "--pruned": ["x"], "--model": ["net.py:model"], "--markdown": [], "--help": [],
+    "--config": ["c.toml"], "--memory": ["1GiB"], "--pruned": ["x"], "--model": ["net.py:model"], "--markdown": [], "--help": [],
     "--version": [], "--debug": [], "--unknown": ["x"],
 }  # fmt: skip
 
 TARGETS: dict[Callable[[Case], None], int] = {
     weights_file: 4, masks_file: 4, pickle_file: 4, result_folder: 2, compact_file: 4, packing: 3, resume_folder: 3,
     comparison_folder: 3, npz_file: 3, image_folder: 2, config_file: 4, recipe_file: 4, pattern_text: 4,
-    layer_globs: 4, command_line: 6,
+    layer_globs: 4, memory_text: 2, command_line: 6,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -72,7 +73,8 @@ def as_bytes(given: int | str | None) -> int | None:
         return None
     if isinstance(given, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmgt]i?)?b?\s*", given.lower())
-        value = int(float(found[1]) * _UNITS[found[2] or ""]) if found else 0
+        size = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
+        value = int(size) if math.isfinite(size) else 0
     else:
         value = given if isinstance(given, int) and not isinstance(given, bool) else 0
     if value < 1:
