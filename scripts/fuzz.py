@@ -458,8 +458,8 @@ _FLAGS: dict[str, list[str]] = {
     "--horizon": ["3"], "--layers": ["2"], "--exclude": ["2"], "--recipe": ["paper"], "--samples": ["4"],
     "--labels": ["given"], "--permute": [], "--out": ["out"], "--compact": [], "--force": [], "--resume": ["state"],
     "--device": ["cpu", "meta", "cuda:99", "mps"], "--seed": ["1", "-1", str(2**70)], "--json": [], "--quiet": [],
-    "--config": ["c.toml"], "--memory": ["1GiB"], "--pruned": ["x"], "--model": ["net.py:model"], "--markdown": [], "--help": [],
-    "--version": [], "--debug": [], "--unknown": ["x"],
+    "--config": ["c.toml"], "--memory": ["1GiB"], "--pruned": ["x"], "--model": ["net.py:model"], "--markdown": [],
+    "--help": [], "--version": [], "--debug": [], "--unknown": ["x"],
 }  # fmt: skip
 
 TARGETS: dict[Callable[[Case], None], int] = {
