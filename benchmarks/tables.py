@@ -12,7 +12,9 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-README, MASKS = HERE.parent / "README.md", HERE.parent / "docs" / "masks.md"
+README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
+MASKS, TRANSFORMERS = DOCS / "masks.md", DOCS / "transformers.md"
+ROLES = {"qkv": "query, key, value", "mlp": "MLP", "qkv,out,mlp": "all 48 matrices"}
 TITLES = {
     "resnet20": "ResNet20, CIFAR-10",
     "resnet50": "ResNet50, ImageNet",
@@ -125,9 +127,54 @@ def resnet50() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
+def vit() -> str:
+    result = read("vit-accuracy")
+    titles = ["pruned", "pattern", "mask", "mask only, top-1", "top-5", "SNOWS, top-1", "top-5", "time", "memory"]
+    cells = {(row["layers"], row["pattern"], row.get("mask"), row.get("snows")): row for row in result["rows"]}
+    rows = []
+    for (layers, pattern, mask, snows), row in cells.items():
+        if snows:
+            alone = cells[layers, pattern, mask, False]
+            rows.append([
+                ROLES[layers], pattern, mask, f"{alone['top1']:.2f}", f"{alone['top5']:.2f}", f"**{row['top1']:.2f}**",
+                f"{row['top5']:.2f}", f"{row['seconds']:.0f} s", memory(row["peak_memory_bytes"] / 2**30),
+            ])  # fmt: skip
+    dense = cells["none", "dense", None, None]
+    rows.insert(0, ["nothing", "dense", "", "", "", f"{dense['top1']:.2f}", f"{dense['top5']:.2f}", "", ""])
+    return table(titles, rows, result["environment"]["device"])
+
+
+def vit_ablation() -> str:
+    result = read("vit-ablation")
+    rows = [
+        [
+            ROLES[row["layers"]], row["recipe"], f"{row['kl']:.3f}", f"{100 * row['agreement']:.1f}",
+            f"{row['seconds']:.0f} s", memory(row["peak_memory_bytes"] / 2**30),
+        ]
+        for row in sorted(result["rows"], key=lambda row: (row["layers"], -row["kl"]))
+    ]  # fmt: skip
+    titles = ["pruned", "recipe", "KL to dense", "agreement, %", "time", "memory"]
+    return table(titles, rows, result["environment"]["device"])
+
+
+def vit_sizes() -> str:
+    result = read("vit-sizes")
+    rows = [
+        [
+            {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}[row["network"]], str(row["horizon"]), str(row["samples"]),
+            str(row["blocks"]), f"{row['seconds']:.0f} s", f"{row['projected_seconds'] / 60:.1f} min",
+            memory(row["peak_memory_bytes"] / 2**30), row["memory"] or "what is free",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    titles = ["network", "K", "images", "blocks timed", "time", "all blocks, projected", "peak memory", "allowed"]
+    return table(titles, rows, result["environment"]["device"])
+
+
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
+    TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes},
 }
 
 

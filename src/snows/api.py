@@ -19,6 +19,7 @@ from .calibration import Samples
 from .cascade import Event, cascade
 from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
+from .finish import Finished, finish
 from .given import given_masks, settle_reference, warn_of_empty_rows
 from .journal import Journal
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
@@ -130,7 +131,7 @@ def prune(
         _reset_peak_memory(world.device)
         limits = memory_limits(world.device, budget)
         given, method = _read_mask(mask, rules, world)
-        concrete = resolve(chosen, world.graph)
+        concrete = resolve(chosen, world.graph, world.device.type)
         plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
         plan.require_layers()
         permuted = _permute(model, world, plan, given, seed) if permute else None
@@ -170,6 +171,10 @@ def prune(
             )
         masks = {planned.layer.parameter: choice.masks[planned.layer.parameter] for planned in plan.pruned}
         warn_of_empty_rows(masks)
+        finished = None
+        if solver is not None and concrete.finish_steps:
+            finished = _finish(world, weights, masks, fitted, judged, concrete, limits, seed, tell)
+            weights = finished.parameters
         pruned = with_weights(model, weights)
 
     report = _report(model, plan, masks, solves, solver is not None)
@@ -177,6 +182,7 @@ def prune(
     brought = method is None and not (isinstance(mask, str) and mask == "weights")
     report.mask = "given" if brought else mask if isinstance(mask, str) else repr(mask)
     report.recipe = dataclasses.asdict(chosen)
+    report.finish = None if finished is None else finished.report
     if permuted is not None:
         report.permutation = {"kept_before": permuted.kept_before, "kept_after": permuted.kept_after}
     report.samples, report.held_out_samples, report.seed = world.samples.count, held_out, seed
@@ -282,6 +288,29 @@ def _choose_masks(
         journal.record_choice(choice)
         return choice, plan
     return Choice({}), plan  # a layer method fills it in on the way
+
+
+def _finish(
+    world: Prepared,
+    weights: dict[str, Tensor],
+    masks: dict[str, Tensor],
+    fitted: Samples,
+    judged: Samples,
+    recipe: Recipe,
+    limits: Memory,
+    seed: int,
+    tell: Callable[[Event], None],
+) -> Finished:
+    """The last stage, told step by step."""
+    assert isinstance(recipe.finish_steps, int)
+    assert isinstance(recipe.sweeps, int)
+    layers = tuple(masks)
+    steps, sweeps = recipe.finish_steps, recipe.sweeps
+
+    def done(step: int) -> None:
+        tell(Event(layers, step, steps, sweeps, sweeps, finishing=True))
+
+    return finish(world.graph, {**world.graph.parameters, **weights}, masks, fitted, judged, recipe, limits, seed, done)
 
 
 def _settings(world: Prepared, recipe: Recipe, choices: dict[str, Any]) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class _Task:
         """A row in any case."""
 
         def tell(event: Event) -> None:
-            show(f"{cell.row.name}: sweep {event.sweep + 1}/{event.sweeps}  {event.layer}")
+            show(f"{cell.row.name}: {event}")
 
         options = {key: value for key, value in self.options.items() if (key, value) != ("labels", "model")}
         try:

@@ -56,6 +56,14 @@ class Samples:
 
         return part(0, count), part(count, self.count)
 
+    def moved(self) -> Samples:
+        """All of them where rows are wanted."""
+        return replace(self, leaves=self.rows(0, self.count))
+
+    @property
+    def bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in self.leaves if isinstance(leaf, Tensor))
+
     def shuffled(self, seed: int) -> Samples:
         check_seed(seed)
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(seed))

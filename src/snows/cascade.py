@@ -28,7 +28,10 @@ _REFIT_RIDGE = 1e-4  # of the weights that masks are chosen from: little, as not
 
 @dataclass(frozen=True)
 class Event:
-    """One layer, or some that are solved together, has begun in a sweep (`solve` is None) or ended."""
+    """One layer, or some that are solved together, has begun in a sweep (`solve` is None) or ended.
+
+    In the last stage (`finishing`) `index` of `total` steps are done, of all layers together.
+    """
 
     layers: tuple[str, ...]
     index: int
@@ -36,10 +39,16 @@ class Event:
     sweep: int
     sweeps: int
     solve: SolveReport | None = None
+    finishing: bool = False
 
     @property
     def layer(self) -> str:
         return " + ".join(self.layers)
+
+    def __str__(self) -> str:
+        if self.finishing:
+            return "finishing, all layers together"
+        return f"sweep {self.sweep + 1}/{self.sweeps}  {self.layer}"
 
 
 def cascade(
@@ -63,6 +72,7 @@ def cascade(
     in the first sweep, all behind it still dense. `choice` is what a network method chose; a layer `method` fills it in
     on the way. What the `journal` has is not done again: the streams are moved past it when the next layer needs them.
     """
+    assert isinstance(recipe.sweeps, int)  # resolved by the plan
     journal = journal or Journal()
     dense = graph.parameters
     current = dict(dense)

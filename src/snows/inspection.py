@@ -39,10 +39,11 @@ class Inspection:
     sweeps: int
     layers: tuple[LayerInspection, ...]
     network_weights: int
+    finish_seconds: float = 0.0  # of the last stage, where there is one
 
     @property
     def seconds(self) -> float:
-        return sum(layer.seconds for layer in self.layers)
+        return sum(layer.seconds for layer in self.layers) + self.finish_seconds
 
     @property
     def memory_bytes(self) -> int:
@@ -68,14 +69,16 @@ def inspect(
     rules = PatternRules.parse(pattern)
     world = prepare(model, calibration, device, seed=0)
     count = samples or world.samples.count
-    chosen = resolve(chosen, world.graph)
+    chosen = resolve(chosen, world.graph, world.device.type)
+    assert isinstance(chosen.sweeps, int)
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, world.samples.count)
     speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)
     found = _pruned(world.graph, plan, chosen, count, world.device, speed)
     found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
-    return Inspection(type(model).__name__, count, chosen.sweeps, tuple(found), weights)
+    finish = _finish_seconds(world.graph, chosen, count, speed)
+    return Inspection(type(model).__name__, count, chosen.sweeps, tuple(found), weights, finish)
 
 
 def _pruned(
@@ -110,6 +113,13 @@ def _pruned(
             )
         )
     return rows
+
+
+def _finish_seconds(graph: Graph, recipe: Recipe, samples: int, speed: float) -> float:
+    """Each step is a pass of the dense network, one of the pruned network, and one back, which counts twice."""
+    assert isinstance(recipe.finish_steps, int)
+    flops: int = sum(node.meta["flops"] for node in graph.nodes)
+    return 4 * recipe.finish_steps * min(recipe.finish_batch, samples) * flops / speed
 
 
 def _flops_per_second(graph: Graph, leaves: list[Any], samples: int) -> float:

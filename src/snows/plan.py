@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
+from typing import Any
 
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from .graph import Graph, Layer
 from .graph.operations import is_attention
 from .patterns import Pattern, PatternRules
 from .recipe import Recipe
+from .views import is_image
 
 Names = str | Iterable[str] | None
+_FINISH_STEPS, _FINISH_STEPS_ON_CPU = 1500, 150  # of vision transformers: half a minute for ViT-Ti on a large GPU
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -106,37 +109,34 @@ def _grouped(graph: Graph, pruned: list[PlannedLayer]) -> tuple[PlannedLayer, ..
     return tuple(sorted(named, key=lambda p: order[p.layer.parameter]))
 
 
-def resolve(recipe: Recipe, graph: Graph) -> Recipe:
-    """The recipe with numbers for what depends on the kind of network."""
-    if isinstance(recipe.horizon, str):
-        by_kind = {"auto": default_horizon, "paper": paper_horizon}[recipe.horizon]
-        recipe = recipe.replace(horizon=by_kind(graph))
-    if isinstance(recipe.cg_absolute_tolerance, str):
-        recipe = recipe.replace(cg_absolute_tolerance=paper_tolerance(graph))
-    return recipe
+def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
+    """The recipe with values for what depends on the kind of network, and of device."""
+    by_name = {"auto": own_choices(graph, device), "paper": paper_choices(graph)}
+    named = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
+    known = {name: by_name[word].get(name) for name, word in named.items() if word in by_name}
+    return recipe.replace(**{name: value for name, value in known.items() if value is not None})
 
 
-def default_horizon(graph: Graph) -> int:
-    """K by kind of network: as deep as still paid on held-out calibration data, for what a pass costs."""
+def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
+    """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
+    if _has_attention(graph) and any(is_image(node.meta.get("val")) for node in graph.inputs):
+        steps = _FINISH_STEPS_ON_CPU if device == "cpu" else _FINISH_STEPS
+        return {"horizon": 0, "sweeps": 1, "targets": "dense-weights", "finish_steps": steps}
+    horizon = 12 if _has_attention(graph) else 4 if _takes_large_images(graph) else 16
+    return {"horizon": horizon, "sweeps": 3, "targets": "dense-stream", "finish_steps": 0}
+
+
+def paper_choices(graph: Graph) -> dict[str, Any]:
+    """By architecture family, from the paper's hyperparameter table."""
     if _has_attention(graph):
-        return 12
-    return 4 if _takes_large_images(graph) else 16
-
-
-def paper_horizon(graph: Graph) -> int:
-    """K by architecture family, from the paper's hyperparameter table."""
-    if _has_attention(graph):
-        return 3  # ViT-B/16
+        return {"horizon": 3, "cg_absolute_tolerance": 5e-4}  # ViT-B/16
     if any(layer.groups > 1 for layer in graph.layers):
-        return 60  # MobileNet
-    if _takes_large_images(graph):
-        return 30  # ResNet50, ImageNet
-    return 40 if len(graph.layers) < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
-
-
-def paper_tolerance(graph: Graph) -> float:
-    """Of CG, absolute, from the same table."""
-    return 5e-4 if _has_attention(graph) else 1e-3
+        horizon = 60  # MobileNet
+    elif _takes_large_images(graph):
+        horizon = 30  # ResNet50, ImageNet
+    else:
+        horizon = 40 if len(graph.layers) < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
+    return {"horizon": horizon, "cg_absolute_tolerance": 1e-3}
 
 
 def _has_attention(graph: Graph) -> bool:

@@ -25,9 +25,10 @@ class ProgressBar:
         self._progress.start()
 
     def show(self, event: Event) -> None:
-        done = event.sweep * event.total + event.index + (event.solve is not None)
-        where = f"sweep {event.sweep + 1}/{event.sweeps}  {event.layer}"
-        self._progress.update(self._task, completed=done, total=event.total * event.sweeps, description=where)
+        done, total = event.sweep * event.total + event.index + (event.solve is not None), event.total * event.sweeps
+        if event.finishing:
+            done, total = event.index, event.total
+        self._progress.update(self._task, completed=done, total=total, description=str(event))
 
     def close(self) -> None:
         self._progress.stop()

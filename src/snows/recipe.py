@@ -22,11 +22,13 @@ class Recipe:
 
     horizon             K, the operations beyond the layer whose outputs are preserved; "auto" and "paper": by the kind
                         of network, from our own measurements or from the paper's table
-    sweeps              passes over all layers; from the second on, every other layer is already pruned
+    sweeps              passes over all layers; from the second on, every other layer is already pruned. "auto": by kind
     targets             "dense-stream": the dense network's own activations;
-                        "dense-weights": dense weights applied to the pruned network's activations (the paper)
+                        "dense-weights": dense weights applied to the pruned network's activations (the paper);
+                        "auto": by kind
     normalization       of the K-step loss, see `snows.curvature`
-    curvature           "auto": Gauss-Newton where it equals the Hessian, the exact Hessian elsewhere
+    curvature           "auto": Gauss-Newton where it equals the Hessian, the exact Hessian elsewhere (in transformers
+                        that is worse by far, see docs/transformers.md)
     start               "closed-form": the better of least squares (K=0) and the weights so far; "masked": the latter
     preconditioner      "rows": CG preconditioned by the closed form's factors
     ridge               relative damping of the closed form
@@ -38,13 +40,16 @@ class Recipe:
     minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
     held_out            share of the samples that no weight is fitted to: new weights are kept where the K-step loss of
                         these is lower than before. 0: wherever that of the fitted samples is
+    finish_steps        of the last stage, in which all kept weights are matched together (`snows.finish`); 0: none;
+                        "auto": by kind of network
+    finish_batch, …rate samples in one of these steps, and the rate of Adam
     """
 
     horizon: int | Literal["auto", "paper"] = "auto"
-    sweeps: int = 3
-    targets: Literal["dense-stream", "dense-weights"] = "dense-stream"
+    sweeps: int | Literal["auto"] = "auto"
+    targets: Literal["auto", "dense-stream", "dense-weights"] = "auto"
     normalization: Normalization = "variance"
-    curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "auto"
+    curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "gauss-newton"
     start: Literal["closed-form", "masked"] = "closed-form"
     preconditioner: Literal["rows"] | None = "rows"
     ridge: float = 1e-6
@@ -58,6 +63,9 @@ class Recipe:
     product_samples: int | None = 1000
     minibatch: int | None = None
     held_out: float = 0.05
+    finish_steps: int | Literal["auto"] = "auto"
+    finish_batch: int = 64
+    finish_rate: float = 1e-3
 
     def held_out_samples(self, samples: int) -> int:
         """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
@@ -93,14 +101,19 @@ class Recipe:
 
 
 _CHOICES: Mapping[str, tuple[object, ...]] = {
-    "targets": ("dense-stream", "dense-weights"),
+    "targets": ("auto", "dense-stream", "dense-weights"),
     "normalization": ("variance", "mean", "sum"),
     "curvature": ("auto", "gauss-newton", "hessian", "fisher"),
     "start": ("closed-form", "masked"),
     "preconditioner": ("rows", None),
 }
-_NAMED: Mapping[str, tuple[object, ...]] = {"horizon": ("auto", "paper"), "cg_absolute_tolerance": ("paper",)}
-_AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch"}
+_NAMED: Mapping[str, tuple[object, ...]] = {
+    "horizon": ("auto", "paper"),
+    "sweeps": ("auto",),
+    "cg_absolute_tolerance": ("paper",),
+    "finish_steps": ("auto",),
+}
+_AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch", "finish_batch"}
 _BELOW = {"held_out": 1.0}
 
 
@@ -141,6 +154,7 @@ PAPER = Recipe(
     product_samples=None,
     minibatch=256,  # not in the paper
     held_out=0.0,  # every step that passes Armijo's test is kept
+    finish_steps=0,
 )
 
 # For the embedded network on a laptop: short passes. Chosen on calibration images that the demo does not use.

@@ -36,6 +36,16 @@ class SolveReport:
     held_out: float = math.nan  # of the weights that were kept
 
 
+@dataclass(frozen=True)
+class FinishReport:
+    """The last stage, all layers together. Losses are of held-out samples, where there are some."""
+
+    steps: int
+    loss_before: float
+    loss: float  # of the weights that were kept
+    seconds: float
+
+
 @dataclass
 class LayerReport:
     name: str
@@ -73,6 +83,7 @@ class Report:
     device: str = ""
     layers: list[LayerReport] = field(default_factory=list)
     dense_layers: list[DenseLayer] = field(default_factory=list)
+    finish: FinishReport | None = None
     network_weights: int = 0  # all weights of the model, biases and norms included
     seconds: float = 0.0
     peak_memory_bytes: int | None = None  # of the accelerator; not measured on a CPU
@@ -142,6 +153,9 @@ def _html(report: Report) -> str:
         ["device", report.device],
         ["seconds", f"{report.seconds:.1f}"],
     ]
+    if report.finish is not None:
+        losses = f"{report.finish.loss_before:.4g} -> {report.finish.loss:.4g}"
+        facts.append(["last stage, loss of held-out samples", f"{losses} in {report.finish.steps} steps"])
     if report.permutation:
         facts.insert(3, ["magnitude kept, before and after permuting", _gain(report.permutation)])
     layers: list[list[object]] = [

@@ -119,8 +119,9 @@ def print_inspection(found: Inspection) -> None:
         if layer.pattern is None:
             console.print(f"  left dense: {layer.name} ({'x'.join(map(str, layer.shape))}): {layer.reason}")
     console.print(
-        f"estimates for {found.sweeps} sweeps: {found.memory_bytes / 2**30:.1f} GiB at the peak, "
-        f"{found.seconds:.0f} s here",
+        f"estimates for {found.sweeps} sweep{'s' if found.sweeps != 1 else ''}: "
+        f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
+        + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
 
 

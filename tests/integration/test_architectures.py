@@ -21,7 +21,9 @@ from ..libraries import library
 SAMPLES = 8
 CLASSES = 10
 PATTERN = NM(2, 4)
-RECIPE = Recipe(horizon=3, sweeps=1, newton_steps=1, cg_steps=3, held_out=0.0)  # a few random samples judge nothing
+RECIPE = Recipe(  # a few random samples judge nothing
+    horizon=3, sweeps=1, newton_steps=1, cg_steps=3, held_out=0.0, finish_steps=2, finish_batch=2
+)
 LARGEST_SOLVE = 1e11  # outputs times inputs cubed, of the layers that are pruned: to be quick. The plan covers all
 LAYER_MODULES = (
     nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,

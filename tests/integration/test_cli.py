@@ -384,7 +384,7 @@ def test_inspection(run: Snows) -> None:
     start = ("inspect", "net.py:model", "--data", "net.py:calibration")
     table = run(*start, "--recipe", "fast.json")
     assert (table.status, table.err.strip()) == (0, "")
-    for part in ("Sequential", "16x16", "2:4", "): first layer", "GiB", "1 sweeps"):
+    for part in ("Sequential", "16x16", "2:4", "): first layer", "GiB", "1 sweep:"):
         assert part in table.out
     data = run(*start, "--pattern", "1:4", "--horizon", 1, "--exclude", "4", "--samples", 500, "--json").data
     layers = {layer["name"]: layer for layer in data["layers"]}

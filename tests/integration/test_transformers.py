@@ -24,7 +24,7 @@ from ..libraries import library
 from ..transformers import VOCABULARY, Language, build, token_samples
 
 ROOT = Path(__file__).parents[2]
-RECIPE = snows.Recipe(horizon=2, sweeps=1, newton_steps=1, cg_steps=2)
+RECIPE = snows.Recipe(horizon=2, sweeps=1, newton_steps=1, cg_steps=2, finish_steps=0)
 NET = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -11,7 +11,7 @@ from torch import nn
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.graph import Graph, capture
 from snows.patterns import PatternRules
-from snows.plan import Plan, default_horizon, make_plan, paper_horizon, paper_tolerance, resolve
+from snows.plan import Plan, make_plan, own_choices, paper_choices, resolve
 from snows.recipe import PAPER, Recipe
 
 from ..networks import captured
@@ -153,23 +153,23 @@ def images(height: int, width: int) -> Graph:
 
 
 def test_horizons_by_kind_of_network() -> None:
-    assert paper_horizon(captured("attention")[1]) == 3
-    assert paper_tolerance(captured("attention")[1]) == 5e-4
+    assert paper_choices(captured("attention")[1])["horizon"] == 3
+    assert paper_choices(captured("attention")[1])["cg_absolute_tolerance"] == 5e-4
     assert resolve(PAPER, captured("mlp")[1]).cg_absolute_tolerance == 1e-3
-    assert default_horizon(captured("attention")[1]) == 12
+    assert own_choices(captured("attention")[1])["horizon"] == 12
     for name in ("grouped", "depthwise"):
-        assert paper_horizon(captured(name)[1]) == 60
+        assert paper_choices(captured(name)[1])["horizon"] == 60
     for name in ("mlp", "conv-bn", "residual"):
-        assert paper_horizon(captured(name)[1]) == 40
+        assert paper_choices(captured(name)[1])["horizon"] == 40
     for name in ("mlp", "conv-bn", "residual", "depthwise"):
-        assert default_horizon(captured(name)[1]) == 16
+        assert own_choices(captured(name)[1])["horizon"] == 16
 
 
 def test_horizons_by_depth_and_image_size() -> None:
-    assert [paper_horizon(chain(layers)) for layers in (39, 40)] == [40, 100]
+    assert [paper_choices(chain(layers))["horizon"] for layers in (39, 40)] == [40, 100]
     small, large = images(127, 128), images(128, 128)
-    assert [paper_horizon(graph) for graph in (small, large)] == [40, 30]
-    assert [default_horizon(graph) for graph in (small, large)] == [16, 4]
+    assert [paper_choices(graph)["horizon"] for graph in (small, large)] == [40, 30]
+    assert [own_choices(graph)["horizon"] for graph in (small, large)] == [16, 4]
 
 
 def test_horizons_end_with_the_network() -> None:

@@ -56,6 +56,9 @@ WRONG: dict[str, list[Any]] = {
     "armijo": [-1, "1e-5", math.nan],
     "product_samples": [0, 10.0, "all"],
     "minibatch": [0, -5, 2.5, "all"],
+    "finish_steps": [-1, 1.5, "many", None],
+    "finish_batch": [0, -1, 1.5, None],
+    "finish_rate": [-0.1, "fast", None, math.nan],
     "held_out": [-0.1, 1, 1.5, "some", None, math.nan],
 }
 

@@ -177,7 +177,7 @@ def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
     kept = set(nodes)
     layers = [layer if layer.node in kept else _detached(layer, layer.node in alive) for layer in layers]
     layers += unreached
-    return Graph(inputs, nodes, outputs, parameter_names, parameters, layers)
+    return Graph(inputs, nodes, outputs, parameter_names, parameters, layers, trained)
 
 
 def _alive(calls: list[Node], outputs: list[Node]) -> set[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +18,8 @@ class Graph:
     """The operations of one model, in order of execution.
 
     A node's position is its place in that order; `parameters` maps names to the tensors the graph reads besides its
-    inputs (the model's own parameters and buffers, and what could be computed from those alone).
+    inputs (the model's own parameters and buffers, and what could be computed from those alone); `trained` are those
+    that are parameters of the model.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class Graph:
         parameter_names: dict[Node, str],
         parameters: dict[str, Tensor],
         layers: list[Layer],
+        trained: Collection[str],
     ) -> None:
         self.inputs = inputs
         self.nodes = nodes
         self.outputs = outputs
         self.parameters = parameters
         self.layers = layers
+        self.trained = frozenset(trained)
         self._parameter_names = parameter_names
         for position, node in enumerate(nodes):
             node.meta["position"] = position
@@ -81,9 +84,18 @@ class Graph:
         values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
         return self.giving([*self.operations, *others])(values, self.parameters)
 
-    def giving(self, nodes: Iterable[Node]) -> Program:
+    def giving(self, nodes: Iterable[Node], first_order: bool = False) -> Program:
         """The whole network as a function that gives the values of these nodes."""
-        return Program(self.nodes, nodes, self._parameter_names)
+        return Program(self.nodes, nodes, self._parameter_names, first_order)
+
+    @property
+    def vectors(self) -> list[str]:
+        """Biases, scales and shifts: trained parameters with one dimension that nothing else was computed from."""
+        names = self._parameter_names
+        computed = [node for node, name in names.items() if name not in self.trained]
+        sources = {names[argument] for node in computed for argument in node.all_input_nodes}
+        read = dict.fromkeys(Program(self.nodes, [], names).parameters)
+        return [name for name in read if name in self.trained - sources and self.parameters[name].ndim == 1]
 
     def operations_after(self, *layers: Layer) -> list[Node]:
         """The operations that depend on the layers, their own first: what K counts."""

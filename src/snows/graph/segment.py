@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,9 +21,19 @@ Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
 
 
 class Program:
-    """Some nodes of the graph as one function of the values and parameters they read, compiled at the first call."""
+    """Some nodes of the graph as one function of the values and parameters they read, compiled at the first call.
 
-    def __init__(self, nodes: Iterable[Node], gives: Iterable[Node], parameter_names: Mapping[Node, str]) -> None:
+    With `first_order` it has first derivatives alone, by kernels that are faster for it.
+    """
+
+    def __init__(
+        self,
+        nodes: Iterable[Node],
+        gives: Iterable[Node],
+        parameter_names: Mapping[Node, str],
+        first_order: bool = False,
+    ) -> None:
+        self.first_order = first_order
         nodes = list(nodes)
         inside = set(nodes)
         outside = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside)
@@ -42,14 +53,15 @@ class Program:
             copies[node] = graph.placeholder(node.name)
         for node in self._inside:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
-            if node.target in PLAIN_CONVOLUTION:
+            if node.target in PLAIN_CONVOLUTION and not self.first_order:
                 copies[node].target = convolution
         graph.output(tuple(copies[node] for node in self._results))
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def __call__(self, values: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Values:
         arguments = [values[name] for name in self.reads] + [parameters[name] for name in self.parameters]
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivatives
+        # the fused kernels of attention have no second derivatives
+        with nullcontext() if self.first_order else sdpa_kernel(SDPBackend.MATH):
             results = self._module.forward(*arguments)
         return dict(zip(self.gives, results, strict=True))
 

@@ -1,0 +1,248 @@
+"""The last stage, beyond the paper: all kept weights at once, matched to the dense network.
+
+The cascade solves one layer at a time, and what one layer cannot mend drifts on along a residual stream. Here every
+operation of the whole network and its outputs are matched together, by gradient descent (Adam) on the kept weights and
+on the vectors around them: biases, scales and shifts of norms. No labels, and other layers' weights stay as they are.
+Images are seen in random views; held-out samples decide what is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from .calibration import Samples
+from .errors import SnowsWarning
+from .graph import Graph
+from .graph.segment import Values
+from .memory import Memory
+from .recipe import Recipe
+from .report import FinishReport
+from .views import is_image, random_views
+
+_OUTPUT_SHARE = 0.1  # of the loss: the network's outputs; the other operations share the rest
+_WARM_UP = 0.05  # share of the steps in which the rate rises
+_JUDGEMENTS = 10  # how often held-out samples are asked
+_VARIANCE_SAMPLES = 64
+_LEAST_VARIANCE = 1e-12
+_BYTES_PER_VALUE = 4  # a pass holds each value, its target, its gradient, and some of what is between them
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What changed: kept weights, with zeros where they are masked, and vectors."""
+
+    parameters: dict[str, Tensor]
+    report: FinishReport
+
+
+def finish(
+    graph: Graph,
+    parameters: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    fitted: Samples,
+    held_out: Samples,
+    recipe: Recipe,
+    memory: Memory,
+    seed: int,
+    tell: Callable[[int], None] = lambda step: None,
+) -> Finished:
+    """Descend from `parameters`. Kept is the best of the points at which held-out samples were asked, the first
+    included. Where a batch does not fit the memory it is taken in more pieces."""
+    batch = min(recipe.finish_batch, fitted.count)
+    pieces = _pieces(graph, batch, memory)
+    while True:
+        try:
+            return _descend(graph, parameters, masks, fitted, held_out, recipe, memory, seed, tell, pieces)
+        except torch.OutOfMemoryError:
+            if pieces == batch:
+                raise
+        torch.cuda.empty_cache()
+        pieces = min(2 * pieces, batch)
+        warnings.warn(
+            f"out of memory in the last stage: going on with {batch // pieces} samples at a time",
+            SnowsWarning,
+            stacklevel=2,
+        )
+
+
+def _descend(
+    graph: Graph,
+    parameters: Mapping[str, Tensor],
+    masks: Mapping[str, Tensor],
+    fitted: Samples,
+    held_out: Samples,
+    recipe: Recipe,
+    memory: Memory,
+    seed: int,
+    tell: Callable[[int], None],
+    pieces: int,
+) -> Finished:
+    began = time.perf_counter()
+    assert isinstance(recipe.finish_steps, int)  # resolved by the plan
+    steps, rate = recipe.finish_steps, recipe.finish_rate
+    if fitted.bytes <= memory.streams:
+        fitted = fitted.moved()
+    match = _Match(graph, fitted)
+    judged = held_out if held_out.count else fitted
+    size = min(recipe.finish_batch, fitted.count) // pieces
+    trained = {name: parameters[name].detach().clone().requires_grad_() for name in [*masks, *graph.vectors]}
+
+    def current() -> dict[str, Tensor]:
+        return {name: value * masks[name] if name in masks else value for name, value in trained.items()}
+
+    def snapshot() -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in current().items()}
+
+    def asked() -> float:
+        with torch.no_grad():
+            return match.mean_loss(judged, current(), size)
+
+    best = snapshot()
+    before = lowest = asked()
+    optimizer = torch.optim.Adam(trained.values(), lr=rate, betas=(0.9, 0.99), fused=True)
+    gradient = _Gradient(lambda leaves: match.loss(leaves, current()) / pieces, list(trained.values()))
+    generator = torch.Generator().manual_seed(seed)
+    pause = max(1, steps // _JUDGEMENTS)
+    for step in range(1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * _schedule(step / steps)
+        optimizer.zero_grad()
+        for _ in range(pieces):
+            gradient.add(_views(_drawn(fitted, size, generator), generator))
+        optimizer.step()
+        tell(step)
+        if step % pause == 0 or step == steps:
+            loss = asked()
+            if loss < lowest:
+                lowest, best = loss, snapshot()
+    return Finished(best, FinishReport(steps, before, lowest, time.perf_counter() - began))
+
+
+class _Match:
+    """How far the operations and outputs of the network are from those of the dense one, each by its own variance."""
+
+    def __init__(self, graph: Graph, samples: Samples) -> None:
+        self.graph = graph
+        outputs = [node for node in graph.outputs if isinstance(node.meta.get("val"), Tensor)]
+        nodes = list(dict.fromkeys([*graph.operations, *outputs]))
+        self.program = graph.giving(nodes, first_order=True)
+        with torch.no_grad():
+            values = self._run(samples.rows(0, _VARIANCE_SAMPLES), graph.parameters)
+        self.weights = _weights(values, nodes, set(outputs))
+
+    def loss(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor]) -> Tensor:
+        with torch.no_grad():
+            wanted = self._run(leaves, self.graph.parameters)
+        found = self._run(leaves, {**self.graph.parameters, **parameters})
+        losses = [weight * F.mse_loss(found[name], wanted[name]) for name, weight in self.weights.items()]
+        return torch.stack(losses).sum()
+
+    def mean_loss(self, samples: Samples, parameters: Mapping[str, Tensor], size: int) -> float:
+        """Over samples as they are."""
+        total = 0.0
+        for start in range(0, samples.count, size):
+            stop = min(start + size, samples.count)
+            total += (stop - start) * float(self.loss(samples.rows(start, stop), parameters))
+        return total / samples.count
+
+    def _run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor]) -> Values:
+        named = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
+        return self.program(named, parameters)
+
+
+def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str, float]:
+    """The factor of each operation's mean squared error."""
+    inner = max(1, len(nodes) - len(outputs))
+    return {
+        node.name: (_OUTPUT_SHARE / len(outputs) if node in outputs else (1 - _OUTPUT_SHARE) / inner)
+        / max(float(values[node.name].var()), _LEAST_VARIANCE)
+        for node in nodes
+        if values[node.name].is_floating_point()
+    }
+
+
+class _Gradient:
+    """Adds a loss's gradient to that of its variables. On a GPU the pass is recorded once and then replayed: a small
+    network's operations take less time than their launches."""
+
+    def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor]) -> None:
+        self._loss, self._variables = loss, variables
+        self._on_gpu = self._replays = variables[0].is_cuda
+        self._leaves: list[Any] = []
+        self._recording: torch.cuda.CUDAGraph | None = None
+        self._recorded: tuple[Tensor, ...] = ()
+
+    def add(self, leaves: list[Any]) -> None:
+        for variable, gradient in zip(self._variables, self._of(leaves), strict=True):
+            variable.grad = gradient.clone() if variable.grad is None else variable.grad.add_(gradient)
+
+    def _of(self, leaves: list[Any]) -> tuple[Tensor, ...]:
+        if self._replays and self._recording is None:
+            self._record(leaves)
+        if self._recording is None:
+            return self._pass(leaves)
+        for mine, new in zip(self._leaves, leaves, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(new)
+        self._recording.replay()
+        return self._recorded
+
+    def _pass(self, leaves: list[Any]) -> tuple[Tensor, ...]:
+        # Half precision where it is fast: rounding is little beside what samples differ by.
+        with torch.autocast("cuda", torch.bfloat16, enabled=self._on_gpu, cache_enabled=False):
+            loss = self._loss(leaves)
+        return torch.autograd.grad(loss, self._variables, materialize_grads=True)
+
+    def _record(self, leaves: list[Any]) -> None:
+        self._leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):  # libraries choose their kernels before anything is recorded
+                self._pass(self._leaves)
+        torch.cuda.current_stream().wait_stream(aside)
+        recording = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(recording):
+                self._recorded = self._pass(self._leaves)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation that asks the device for a value: it cannot be recorded
+            self._replays = False
+        else:
+            self._recording = recording
+
+
+def _pieces(graph: Graph, batch: int, memory: Memory) -> int:
+    """In how many equal pieces a batch is taken so that a pass over the network fits."""
+    needed = _BYTES_PER_VALUE * sum(int(node.meta["bytes"]) for node in graph.nodes)
+    return min(batch, math.ceil(batch * needed / memory.total))
+
+
+def _drawn(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:
+    chosen = torch.randint(samples.count, (count,), generator=generator)
+    leaves = [
+        leaf[chosen.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in samples.leaves
+    ]
+    return replace(samples, leaves=leaves, count=count).rows(0, count)
+
+
+def _views(leaves: list[Any], generator: torch.Generator) -> list[Any]:
+    return [random_views(leaf, generator) if is_image(leaf) else leaf for leaf in leaves]
+
+
+def _schedule(progress: float) -> float:
+    """A short rise, then half a cosine down to nothing."""
+    if progress < _WARM_UP:
+        return progress / _WARM_UP
+    return 0.5 * (1 + math.cos(math.pi * (progress - _WARM_UP) / (1 - _WARM_UP)))
