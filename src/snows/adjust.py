@@ -154,7 +154,7 @@ def _solve(
     assert isinstance(recipe.cg_absolute_tolerance, float)  # resolved by the plan
     options = NewtonOptions(
         recipe.newton_steps,
-        CGOptions(recipe.cg_steps, recipe.cg_absolute_tolerance, recipe.cg_relative_tolerance),
+        CGOptions(recipe.cg_steps, recipe.cg_absolute_tolerance, recipe.cg_relative_tolerance, recipe.cg_least_gain),
         recipe.damping,
         recipe.relative_damping,
         recipe.armijo,

@@ -100,6 +100,12 @@ LabelsOption = Annotated[
         "--labels", help="Of masks that need a loss: model (the model's own predictions) or given (the data's)."
     ),
 ]
+MemoryOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--memory", help="Of the device, to be used at most, such as 24GiB; default: what is free.", show_default=False
+    ),
+]
 DeviceOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--device", help="cpu, cuda, mps … [default: an accelerator if there is one]", show_default=False),
@@ -170,14 +176,7 @@ def prune(
             show_default=False,
         ),
     ] = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--memory",
-            help="Of the device, to be used at most, such as 24GiB; default: what is free.",
-            show_default=False,
-        ),
-    ] = None,
+    memory: MemoryOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -373,6 +372,7 @@ def compare(
             show_default=False,
         ),
     ] = None,
+    memory: MemoryOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
@@ -402,7 +402,8 @@ def compare(
         dense, read = setting.model(), setting.data()
     options: dict[str, Any] = {
         "labels": labels, "layers": layers, "exclude": exclude, "horizon": horizon, "recipe": chosen,
-        "device": setting.device, "seed": seed, "out": out, "progress": not setting.quiet,
+        "device": setting.device, "seed": seed, "memory": memory, "out": out,
+        "progress": not setting.quiet,
     }  # fmt: skip
     try:
         found = run(

@@ -77,13 +77,13 @@ class Objective:
             return float(sum(self._piece_loss(piece, weight) for piece in self._chosen_pieces()))
 
     def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
-        total, gradient = 0.0, torch.zeros_like(weight)
+        total, gradient = torch.zeros((), dtype=weight.dtype, device=weight.device), torch.zeros_like(weight)
         for piece in self._chosen_pieces():
             variable = weight.detach().requires_grad_()
             loss = self._piece_loss(piece, variable)
             gradient += torch.autograd.grad(loss, variable)[0]
-            total += float(loss.detach())
-        return total, gradient
+            total += loss.detach()
+        return float(total), gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
         """v -> B v at `weight`. With `keep`, pieces are linearized once and stay in memory; else for each product."""

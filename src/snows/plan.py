@@ -119,10 +119,12 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
 
 def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
     """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
-    if _has_attention(graph) and any(is_image(node.meta.get("val")) for node in graph.inputs):
-        steps = _FINISH_STEPS_ON_CPU if device == "cpu" else _FINISH_STEPS
+    if _has_attention(graph):
+        steps = 0
+        if any(is_image(node.meta.get("val")) for node in graph.inputs):
+            steps = _FINISH_STEPS_ON_CPU if device == "cpu" else _FINISH_STEPS
         return {"horizon": 0, "sweeps": 1, "targets": "dense-weights", "finish_steps": steps}
-    horizon = 12 if _has_attention(graph) else 4 if _takes_large_images(graph) else 16
+    horizon = 4 if _takes_large_images(graph) else 16
     return {"horizon": horizon, "sweeps": 3, "targets": "dense-stream", "finish_steps": 0}
 
 

@@ -33,7 +33,8 @@ class Recipe:
     preconditioner      "rows": CG preconditioned by the closed form's factors
     ridge               relative damping of the closed form
     newton_steps        per layer and sweep (per mini-batch when `minibatch` is set)
-    cg_steps, cg_…      limits of one CG solve
+    cg_steps, cg_…      limits of one CG solve: steps, tolerances of the residual, and `cg_least_gain`: a step with less
+                        than this share of what all have gained (in the quadratic model) is the last
     damping, relative_… Levenberg-Marquardt damping: absolute, and as a share of the mean diagonal of the curvature
     armijo              sufficient decrease
     product_samples     samples in curvature products; gradient and line search use all. None: all
@@ -57,6 +58,7 @@ class Recipe:
     cg_steps: int = 20
     cg_absolute_tolerance: float | Literal["paper"] = 0.0
     cg_relative_tolerance: float = 1e-2
+    cg_least_gain: float = 0.01
     damping: float = 0.0
     relative_damping: float = 1e-3
     armijo: float = 1e-5
@@ -149,6 +151,7 @@ PAPER = Recipe(
     cg_steps=200,  # not in the paper; its ablation goes from 5 to 500
     cg_absolute_tolerance="paper",  # hyperparameter table: 1e-3, for transformers 5e-4
     cg_relative_tolerance=0.0,
+    cg_least_gain=0.0,
     damping=1e-4,  # lambda, hyperparameter table
     relative_damping=0.0,
     product_samples=None,

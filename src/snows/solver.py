@@ -19,6 +19,7 @@ Product = Callable[[Tensor], Tensor]
 
 class CGOutcome(Enum):
     CONVERGED = "residual below the tolerance"
+    LITTLE_GAIN = "another step would have gained little"
     MAX_STEPS = "all CG steps used"
     NEGATIVE_CURVATURE = "left at negative curvature"
     NOT_FINITE = "left at a number that is not finite"
@@ -45,6 +46,7 @@ class CGOptions:
     max_steps: int
     absolute_tolerance: float = 0.0
     relative_tolerance: float = 0.0
+    least_gain: float = 0.0  # share of what all steps gained, in the quadratic model, that the last one must have
     refresh: int = 25  # the recursive residual drifts in float32: recompute it this often
 
 
@@ -61,25 +63,33 @@ def conjugate_gradient(
     (a descent direction still).
     """
     x = torch.zeros_like(rhs)
+    norm = float(rhs.norm())
+    tolerance = max(options.absolute_tolerance, options.relative_tolerance * norm)
+    if norm <= tolerance:
+        return CG(x, 0, CGOutcome.CONVERGED)
     r = rhs.clone()
     z = precondition(r)
     p = z.clone()
     rz = torch.sum(r * z)
-    tolerance = max(options.absolute_tolerance, options.relative_tolerance * float(rhs.norm()))
-    for step in range(options.max_steps):
-        norm = float(r.norm())
-        if norm <= tolerance or norm == 0:
-            return CG(x, step, CGOutcome.CONVERGED)
+    gained = 0.0
+    for step in range(1, options.max_steps + 1):
         bp = product(p) + damping * p
-        curvature = float(torch.sum(p * bp))
-        if not math.isfinite(curvature):
-            return CG(x, step, CGOutcome.NOT_FINITE)
-        if curvature <= 0:
-            return CG(x if step else z, step + 1, CGOutcome.NEGATIVE_CURVATURE)
+        curvature = torch.sum(p * bp)
         eta = rz / curvature
-        x = x + eta * p
-        refresh = (step + 1) % options.refresh == 0
-        r = rhs - product(x) - damping * x if refresh else r - eta * bp
+        further = x + eta * p
+        r = rhs - product(further) - damping * further if step % options.refresh == 0 else r - eta * bp
+        # The one place where the host waits for the device.
+        curvature_value, norm, gain = torch.stack([curvature, r.norm(), eta * rz / 2]).tolist()
+        if not math.isfinite(curvature_value):
+            return CG(x, step - 1, CGOutcome.NOT_FINITE)
+        if curvature_value <= 0:
+            return CG(x if step > 1 else z, step, CGOutcome.NEGATIVE_CURVATURE)
+        x = further
+        if norm <= tolerance:
+            return CG(x, step, CGOutcome.CONVERGED)
+        gained += gain
+        if gain < options.least_gain * gained:
+            return CG(x, step, CGOutcome.LITTLE_GAIN)
         z = precondition(r)
         rz_next = torch.sum(r * z)
         p = z + (rz_next / rz) * p

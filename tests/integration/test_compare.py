@@ -169,9 +169,24 @@ def test_all_cells_see_the_same_samples() -> None:
     assert found.settings["samples"] == 24
 
 
+def test_memory_is_bounded_as_in_prune(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def watched(*arguments: Any, memory: Any, **options: Any) -> snows.Result:
+        given.append(memory)
+        return snows.prune(*arguments, memory=memory, **options)
+
+    monkeypatch.setattr("snows.bakeoff.prune", watched)
+    found = compare(memory="64 MiB")
+    assert found.settings["memory"] == 64 << 20
+    assert set(given) == {64 << 20}
+    assert found.failed == ()
+
+
 # Wrong input is said before any work
 
 WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
+    "memory": (ArgumentError, "memory is 'much'; expected a size such as '24GiB'", {"memory": "much"}),
     "pattern": (ArgumentError, "pattern 'half' is not understood", {"patterns": ("2:4", "half")}),
     "no pattern": (ArgumentError, "no pattern is given for the mask magnitude", {"patterns": ()}),
     "mask": (ArgumentError, "mask 'best' is not known", {"masks": ("magnitude", "best")}),

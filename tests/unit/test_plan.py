@@ -156,7 +156,7 @@ def test_horizons_by_kind_of_network() -> None:
     assert paper_choices(captured("attention")[1])["horizon"] == 3
     assert paper_choices(captured("attention")[1])["cg_absolute_tolerance"] == 5e-4
     assert resolve(PAPER, captured("mlp")[1]).cg_absolute_tolerance == 1e-3
-    assert own_choices(captured("attention")[1])["horizon"] == 12
+    assert own_choices(captured("attention")[1])["horizon"] == 0
     for name in ("grouped", "depthwise"):
         assert paper_choices(captured(name)[1])["horizon"] == 60
     for name in ("mlp", "conv-bn", "residual"):

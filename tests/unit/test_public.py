@@ -39,7 +39,7 @@ FLAGS = {
     ],
     "compare": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--labels", "--out", "--device", "--seed", "--json", "--markdown", "--quiet", "--config", "--debug",
+        "--labels", "--out", "--memory", "--device", "--seed", "--json", "--markdown", "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
 }  # fmt: skip

@@ -33,7 +33,8 @@ def test_the_paper_as_written() -> None:
     paper = {
         "horizon": "paper", "sweeps": 1, "targets": "dense-weights", "normalization": "mean", "curvature": "hessian",
         "start": "masked", "preconditioner": None, "newton_steps": 1, "cg_absolute_tolerance": "paper",
-        "cg_relative_tolerance": 0.0, "damping": 1e-4, "relative_damping": 0.0, "product_samples": None,
+        "cg_relative_tolerance": 0.0, "cg_least_gain": 0.0, "damping": 1e-4, "relative_damping": 0.0,
+        "product_samples": None, "finish_steps": 0,
     }  # fmt: skip
     assert {name: getattr(PAPER, name) for name in paper} == paper
 
@@ -51,6 +52,7 @@ WRONG: dict[str, list[Any]] = {
     "cg_steps": [0, 2.5, None],
     "cg_absolute_tolerance": [-1.0, None, math.nan],
     "cg_relative_tolerance": [-1.0, "small", math.inf],
+    "cg_least_gain": [-0.1, "little", math.nan, None],
     "damping": [-1e-4, None, math.nan],
     "relative_damping": [-1e-4, None, math.inf],
     "armijo": [-1, "1e-5", math.nan],

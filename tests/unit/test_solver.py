@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -82,6 +83,23 @@ def test_a_zero_right_hand_side_needs_no_step() -> None:
     found = conjugate_gradient(lambda v: v, torch.zeros(3), CGOptions(5))
     assert (found.steps, found.outcome) == (0, CGOutcome.CONVERGED)
     assert not found.solution.any()
+
+
+@pytest.mark.parametrize("least", [0.3, 0.03, 0.003])
+@pytest.mark.parametrize("name", list(SYSTEMS))
+def test_a_step_that_gains_little_is_the_last(name: str, least: float) -> None:
+    """Gains are measured here from the quadratic model itself, solution by solution."""
+    matrix, rhs = SYSTEMS[name], rhs_of(SYSTEMS[name])
+    found = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(300, relative_tolerance=1e-9, least_gain=least))
+    solutions = [conjugate_gradient(matrix.__matmul__, rhs, CGOptions(n)).solution for n in range(1, found.steps + 1)]
+    models = [0.0, *(float(x @ rhs - x @ matrix @ x / 2) for x in solutions)]
+    enough = [(after - before) >= least * after for before, after in itertools.pairwise(models)]
+    assert torch.equal(found.solution, solutions[-1])
+    if found.outcome is CGOutcome.LITTLE_GAIN:
+        assert enough == [True] * (found.steps - 1) + [False]
+    else:
+        assert found.outcome is CGOutcome.CONVERGED
+        assert all(enough[:-1])
 
 
 def test_negative_curvature_at_the_first_step_gives_the_preconditioned_gradient() -> None:
