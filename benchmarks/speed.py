@@ -20,14 +20,14 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import DATA, HERE, correct, environment, percent
+from accuracy import DATA, correct, percent
 from networks import load_network, normalization
+from sections import Row, Section, make_parser, measure_rows
 from torch import Tensor, nn
 
 import snows
@@ -46,7 +46,6 @@ LAYERS = {  # early, middle, late
     "resnet50": ("layer1.1.conv2", "layer3.2.conv2", "layer4.1.conv2"),
 }
 EFFORTS = ((1, 1), (1, 3), (1, 10), (1, 20), (2, 20), (4, 20), (8, 20))  # Newton steps, CG steps in each
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -69,29 +68,16 @@ RUNS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=list(SECTIONS))
-    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and checkpoints/")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser(__doc__, SECTIONS)
     parser.add_argument("--networks", nargs="*", choices=list(LAYERS), default=list(LAYERS))
-    parser.add_argument("--samples", type=int, help="at most, instead of each row's own")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # of `memory`: what the fresh process measures
     options = parser.parse_args()
     warnings.simplefilter("ignore", snows.SnowsWarning)
     if options.one is not None:
         print(json.dumps(_peak(Bench(options), json.loads(options.one))))
         return
-    options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"speed-{options.section}.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    for what, measure in SECTIONS[options.section](Bench(options)):
-        if any(all(row.get(key) == value for key, value in what.items()) for row in rows):
-            continue
-        rows.append({**what, **measure()})
-        print(" ", json.dumps(rows[-1]), flush=True)
-        result = {"section": options.section, "rows": rows, "environment": environment(options.device)}
-        path.write_text(json.dumps(result, indent=2) + "\n")  # after every row: what is done is kept
+    rows = measure_rows(SECTIONS[options.section](Bench(options)), path, options.device)
     if options.section == "growth":
         print(json.dumps(fit(rows), indent=2))
 
@@ -132,9 +118,6 @@ class Bench:
         return snows.prune(
             self.model(name), x, pattern, exclude="*downsample*", recipe=recipe, progress=False, **options
         )
-
-
-Section = Iterator[tuple[Row, Callable[[], Row]]]
 
 
 def runs(bench: Bench) -> Section:

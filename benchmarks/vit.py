@@ -11,24 +11,20 @@ The patch embedding and the head stay dense. Validation images decide nothing: t
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from accuracy import HERE, environment
 from networks import ViT, load_network, normalization
+from sections import Row, Section, make_parser, measure_rows
 from torch import Tensor, nn
 
 import snows
 from snows.data import read_npz
 from snows.recipe import DEFAULT, Recipe
 
-Row = dict[str, Any]
-Section = Iterator[tuple[Row, Callable[[], Row]]]
 ALL = "qkv,out,mlp"
 CASES = (  # layers, pattern, mask
     ("qkv", "2:4", "magnitude"),
@@ -60,26 +56,12 @@ SAMPLES = 5000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("section", choices=list(SECTIONS))
-    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and checkpoints/")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--samples", type=int, help="at most, instead of all")
+    parser = make_parser(__doc__, SECTIONS)
     parser.add_argument("--layers", help="of the ablation: only these (qkv, out, mlp, names or globs)")
     parser.add_argument("--only", nargs="*", help="of the ablation: only these rows")
     options = parser.parse_args()
     warnings.simplefilter("ignore", snows.SnowsWarning)
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"vit-{options.section}.json"
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    for what, measure in SECTIONS[options.section](options):
-        if any(all(row.get(key) == value for key, value in what.items()) for row in rows):
-            continue
-        rows.append({**what, **measure()})
-        print(" ", json.dumps(rows[-1]), flush=True)
-        result = {"section": options.section, "rows": rows, "environment": environment(options.device)}
-        path.write_text(json.dumps(result, indent=2) + "\n")  # after every row: what is done is kept
+    measure_rows(SECTIONS[options.section](options), options.out / f"vit-{options.section}.json", options.device)
 
 
 def accuracy(options: argparse.Namespace) -> Section:

@@ -19,7 +19,7 @@ from .calibration import Samples
 from .cascade import Event, cascade
 from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
-from .finish import Finished, finish
+from .finish import Finish
 from .given import given_masks, settle_reference, warn_of_empty_rows
 from .journal import Journal
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
@@ -173,7 +173,8 @@ def prune(
         warn_of_empty_rows(masks)
         finished = None
         if solver is not None and concrete.finish_steps:
-            finished = _finish(world, weights, masks, fitted, judged, concrete, limits, seed, tell)
+            last = Finish(world.graph, masks, fitted, judged, concrete, limits, seed)
+            finished = last.run({**world.graph.parameters, **weights}, _told(concrete, masks, tell))
             weights = finished.parameters
         pruned = with_weights(model, weights)
 
@@ -290,27 +291,13 @@ def _choose_masks(
     return Choice({}), plan  # a layer method fills it in on the way
 
 
-def _finish(
-    world: Prepared,
-    weights: dict[str, Tensor],
-    masks: dict[str, Tensor],
-    fitted: Samples,
-    judged: Samples,
-    recipe: Recipe,
-    limits: Memory,
-    seed: int,
-    tell: Callable[[Event], None],
-) -> Finished:
-    """The last stage, told step by step."""
-    assert isinstance(recipe.finish_steps, int)
-    assert isinstance(recipe.sweeps, int)
-    layers = tuple(masks)
+def _told(recipe: Recipe, masks: dict[str, Tensor], tell: Callable[[Event], None]) -> Callable[[int], None]:
+    """Of the last stage, each step as an event."""
     steps, sweeps = recipe.finish_steps, recipe.sweeps
-
-    def done(step: int) -> None:
-        tell(Event(layers, step, steps, sweeps, sweeps, finishing=True))
-
-    return finish(world.graph, {**world.graph.parameters, **weights}, masks, fitted, judged, recipe, limits, seed, done)
+    assert isinstance(steps, int)
+    assert isinstance(sweeps, int)
+    layers = tuple(name.removesuffix(".weight") for name in masks)
+    return lambda step: tell(Event(layers, step, steps, sweeps, sweeps, finishing=True))
 
 
 def _settings(world: Prepared, recipe: Recipe, choices: dict[str, Any]) -> dict[str, Any]:

@@ -45,87 +45,78 @@ class Finished:
     report: FinishReport
 
 
-def finish(
-    graph: Graph,
-    parameters: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    fitted: Samples,
-    held_out: Samples,
-    recipe: Recipe,
-    memory: Memory,
-    seed: int,
-    tell: Callable[[int], None] = lambda step: None,
-) -> Finished:
-    """Descend from `parameters`. Kept is the best of the points at which held-out samples were asked, the first
-    included. Where a batch does not fit the memory it is taken in more pieces."""
-    batch = min(recipe.finish_batch, fitted.count)
-    pieces = _pieces(graph, batch, memory)
-    while True:
-        try:
-            return _descend(graph, parameters, masks, fitted, held_out, recipe, memory, seed, tell, pieces)
-        except torch.OutOfMemoryError:
-            if pieces == batch:
-                raise
-        torch.cuda.empty_cache()
-        pieces = min(2 * pieces, batch)
-        warnings.warn(
-            f"out of memory in the last stage: going on with {batch // pieces} samples at a time",
-            SnowsWarning,
-            stacklevel=2,
-        )
+@dataclass(frozen=True)
+class Finish:
+    """What the last stage works with."""
 
+    graph: Graph
+    masks: Mapping[str, Tensor]
+    fitted: Samples
+    held_out: Samples
+    recipe: Recipe
+    memory: Memory
+    seed: int
 
-def _descend(
-    graph: Graph,
-    parameters: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor],
-    fitted: Samples,
-    held_out: Samples,
-    recipe: Recipe,
-    memory: Memory,
-    seed: int,
-    tell: Callable[[int], None],
-    pieces: int,
-) -> Finished:
-    began = time.perf_counter()
-    assert isinstance(recipe.finish_steps, int)  # resolved by the plan
-    steps, rate = recipe.finish_steps, recipe.finish_rate
-    if fitted.bytes <= memory.streams:
-        fitted = fitted.moved()
-    match = _Match(graph, fitted)
-    judged = held_out if held_out.count else fitted
-    size = min(recipe.finish_batch, fitted.count) // pieces
-    trained = {name: parameters[name].detach().clone().requires_grad_() for name in [*masks, *graph.vectors]}
+    def run(self, parameters: Mapping[str, Tensor], tell: Callable[[int], None] = lambda step: None) -> Finished:
+        """Descend from `parameters`. Kept is the best of the points at which held-out samples were asked, the first
+        included. Where a batch does not fit the memory it is taken in more pieces."""
+        batch = min(self.recipe.finish_batch, self.fitted.count)
+        pieces = _pieces(self.graph, batch, self.memory)
+        while True:
+            try:
+                return self._descend(parameters, pieces, batch // pieces, tell)
+            except torch.OutOfMemoryError:
+                if pieces == batch:
+                    raise
+            torch.cuda.empty_cache()
+            pieces = min(2 * pieces, batch)
+            warnings.warn(
+                f"out of memory in the last stage: going on with {batch // pieces} samples at a time",
+                SnowsWarning,
+                stacklevel=2,
+            )
 
-    def current() -> dict[str, Tensor]:
-        return {name: value * masks[name] if name in masks else value for name, value in trained.items()}
+    def _descend(
+        self, parameters: Mapping[str, Tensor], pieces: int, size: int, tell: Callable[[int], None]
+    ) -> Finished:
+        began = time.perf_counter()
+        assert isinstance(self.recipe.finish_steps, int)  # resolved by the plan
+        steps, rate = self.recipe.finish_steps, self.recipe.finish_rate
+        fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.streams else self.fitted
+        judged = self.held_out if self.held_out.count else fitted
+        match = _Match(self.graph, fitted)
+        names = [*self.masks, *self.graph.vectors]
+        trained = {name: parameters[name].detach().clone().requires_grad_() for name in names}
 
-    def snapshot() -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in current().items()}
+        def current() -> dict[str, Tensor]:
+            return {name: value * self.masks[name] if name in self.masks else value for name, value in trained.items()}
 
-    def asked() -> float:
-        with torch.no_grad():
-            return match.mean_loss(judged, current(), size)
+        def snapshot() -> dict[str, Tensor]:
+            return {name: value.detach().clone() for name, value in current().items()}
 
-    best = snapshot()
-    before = lowest = asked()
-    optimizer = torch.optim.Adam(trained.values(), lr=rate, betas=(0.9, 0.99), fused=True)
-    gradient = _Gradient(lambda leaves: match.loss(leaves, current()) / pieces, list(trained.values()))
-    generator = torch.Generator().manual_seed(seed)
-    pause = max(1, steps // _JUDGEMENTS)
-    for step in range(1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate * _schedule(step / steps)
-        optimizer.zero_grad()
-        for _ in range(pieces):
-            gradient.add(_views(_drawn(fitted, size, generator), generator))
-        optimizer.step()
-        tell(step)
-        if step % pause == 0 or step == steps:
-            loss = asked()
-            if loss < lowest:
-                lowest, best = loss, snapshot()
-    return Finished(best, FinishReport(steps, before, lowest, time.perf_counter() - began))
+        def asked() -> float:
+            with torch.no_grad():
+                return match.mean_loss(judged, current(), size)
+
+        best = snapshot()
+        before = lowest = asked()
+        optimizer = torch.optim.Adam(trained.values(), lr=rate, betas=(0.9, 0.99), fused=True)
+        gradient = _Gradient(lambda leaves: match.loss(leaves, current()) / pieces, list(trained.values()))
+        generator = torch.Generator().manual_seed(self.seed)
+        pause = max(1, steps // _JUDGEMENTS)
+        for step in range(1, steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * _schedule(step / steps)
+            optimizer.zero_grad()
+            for _ in range(pieces):
+                gradient.add(_views(_drawn(fitted, size, generator), generator))
+            optimizer.step()
+            tell(step)
+            if step % pause == 0 or step == steps:
+                loss = asked()
+                if loss < lowest:
+                    lowest, best = loss, snapshot()
+        return Finished(best, FinishReport(steps, before, lowest, time.perf_counter() - began))
 
 
 class _Match:

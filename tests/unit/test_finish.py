@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import snows
 from snows.calibration import read_samples
 from snows.cascade import Event
-from snows.finish import _Gradient, _Match, _pieces, finish
+from snows.finish import Finish, _Gradient, _Match, _pieces
 from snows.graph import capture
 from snows.memory import Memory
 from snows.plan import own_choices, resolve
@@ -83,7 +83,7 @@ def test_where_nothing_gets_better_the_start_is_kept(model: nn.Module) -> None:
     fitted, held_out = table.split(40)
     start = {**graph.parameters, **{name: graph.parameters[name] * mask for name, mask in masks.items()}}
     wild = RECIPE.replace(finish_rate=1e3, finish_steps=5)
-    found = finish(graph, start, masks, fitted, held_out, wild, PLENTY, 0)
+    found = Finish(graph, masks, fitted, held_out, wild, PLENTY, 0).run(start)
     assert found.report.loss == found.report.loss_before
     assert set(found.parameters) == {*masks, *graph.vectors}
     for name, value in found.parameters.items():
@@ -151,12 +151,12 @@ def test_out_of_memory_is_survived(model: nn.Module, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_Match, "loss", small_only)
     recipe = RECIPE.replace(finish_steps=2)
     with pytest.warns(snows.SnowsWarning, match=r"going on with [48] samples at a time"):
-        found = finish(graph, graph.parameters, masks, fitted, held_out, recipe, PLENTY, 0)
+        found = Finish(graph, masks, fitted, held_out, recipe, PLENTY, 0).run(graph.parameters)
     assert found.report.steps == 2
     assert set(sizes) == {16, 8, 4}
     monkeypatch.setattr(_Match, "loss", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.warns(snows.SnowsWarning), pytest.raises(torch.OutOfMemoryError):
-        finish(graph, graph.parameters, masks, fitted, held_out, recipe, PLENTY, 0)
+        Finish(graph, masks, fitted, held_out, recipe, PLENTY, 0).run(graph.parameters)
 
 
 def test_progress_is_told(model: nn.Module) -> None:
@@ -260,7 +260,7 @@ def test_samples_may_stay_on_the_host(model: nn.Module) -> None:
     start = {**graph.parameters, **{name: graph.parameters[name] * mask for name, mask in masks.items()}}
     recipe = RECIPE.replace(finish_steps=3)
     there, here = (
-        finish(graph, start, masks, replace(fitted), held_out, recipe, memory, 0)
+        Finish(graph, masks, replace(fitted), held_out, recipe, memory, 0).run(start)
         for memory in (PLENTY, Memory(fitted.bytes))
     )
     assert there.report.loss == pytest.approx(here.report.loss, rel=1e-5)
