@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -167,6 +168,19 @@ def test_progress_is_told(model: nn.Module) -> None:
     assert [(event.index, event.total) for event in last] == [(1, 3), (2, 3), (3, 3)]
     assert str(last[0]) == "finishing, all layers together"
     assert not any(event.finishing for event in seen[: -len(last)])
+
+
+def test_a_run_that_was_stopped_in_it_ends_the_same(model: nn.Module, finished: snows.Result, tmp_path: Path) -> None:
+    def stop(event: Event) -> None:
+        if event.finishing and event.index == 20:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"recipe": RECIPE, "resume": tmp_path / "state"}
+    with pytest.raises(KeyboardInterrupt):
+        snows.prune(model, images(200), "2:4", progress=stop, **options)
+    again = snows.prune(model, images(200), "2:4", progress=False, **options)
+    for name, value in again.model.named_parameters():
+        assert torch.equal(value, finished.model.get_parameter(name)), name
 
 
 class Folded(nn.Module):
