@@ -14,7 +14,9 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import torch
 from networks import ViT, load_network, normalization
@@ -47,6 +49,14 @@ ABLATION: dict[str, dict[str, Any]] = {
     "layer-wise, then the last stage": {"horizon": 0, "sweeps": 1},
     "K=4, then the last stage": {"horizon": 4, "sweeps": 1},
     "K=12, then the last stage": {"horizon": 12, "sweeps": 1},
+    "K=12, mean squared errors": {**CASCADE, "normalization": "mean"},
+}
+PARTS: dict[str, dict[str, Any]] = {  # what is taken out of the last stage, or put otherwise
+    "last stage, images as they are": {"snows.finish.random_views": lambda images, generator: images},
+    "last stage, biases and norms as they are": {"snows.graph.graph.Graph.vectors": []},
+    "last stage, outputs alone": {"snows.finish._OUTPUT_SHARE": 1.0},
+    "last stage, outputs and operations by half": {"snows.finish._OUTPUT_SHARE": 0.5},
+    "last stage, a tenth of the steps": {"snows.plan._FINISH_STEPS": 150},
 }
 SIZES = {  # width, depth, heads; K of the paper's tables; blocks to time; memory
     "vit-b": (768, 12, 12, 3, 3, None),
@@ -91,12 +101,16 @@ def ablation(options: argparse.Namespace) -> Section:
     images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(5))]
     fitted, held_out = images[:800][: options.samples], images[800:][: options.samples]
     layers = options.layers or ALL
-    for name, changes in ABLATION.items():
+    for name in [*ABLATION, *PARTS]:
         if options.only and name not in options.only:
             continue
 
-        def measure(changes: dict[str, Any] = changes) -> Row:
-            result, facts = _pruned(model, fitted, "2:4", DEFAULT.replace(**changes), layers=layers)
+        def measure(name: str = name) -> Row:
+            recipe = DEFAULT.replace(**ABLATION.get(name, {}))
+            with ExitStack() as patched:
+                for part, value in PARTS.get(name, {}).items():
+                    patched.enter_context(mock.patch(part, value))
+                result, facts = _pruned(model, fitted, "2:4", recipe, layers=layers)
             found = snows.evaluate(result, held_out, dense=model)
             return {"kl": round(found["kl"], 4), "agreement": round(found["agreement"], 4), **facts}
 
