@@ -31,7 +31,7 @@ from sections import Row, Section, make_parser, measure_rows
 from torch import Tensor, nn
 
 import snows
-from snows.adjust import curvature_kind
+from snows.adjust import curvature_kind, derivative_precision
 from snows.data import read_npz
 from snows.memory import Memory
 from snows.patterns import PatternRules
@@ -189,7 +189,8 @@ def product(bench: Bench) -> Section:
             def measure(name: str = name, layer: str = layer, horizon: int = horizon, samples: int = samples) -> Row:
                 problem = _problem(bench, name, layer, horizon, samples)
                 weight = problem.dense.parameters[problem.layers[0].parameter]
-                objective, piece = problem.objective("variance"), problem[0]
+                precision = derivative_precision(DEFAULT, problem.segment, weight.device, weight.dtype)
+                objective, piece = problem.objective("variance", precision), problem[0]
                 with torch.no_grad():
                     forward = _seconds(lambda: piece.forward(weight), bench.device)
                 once = objective.product(curvature_kind(DEFAULT, problem.segment), weight, keep=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,8 @@ from .problem import LayerProblem
 from .recipe import Recipe
 from .rows import RowBlocks, RowPreconditioner
 from .solver import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, newton
+
+_SAMPLES_PER_INPUT, _LEAST_SAMPLES = 7, 100  # in products
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,22 @@ def curvature_kind(recipe: Recipe, segment: Segment) -> CurvatureKind:
     return "gauss-newton" if segment.piecewise_linear else "hessian"
 
 
+def derivative_precision(recipe: Recipe, segment: Segment, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """On a GPU half of the bytes take half of the time, and CG bears the rounding; losses, which decide what is kept,
+    are in full precision always."""
+    halved = recipe.precision == "auto" and device.type == "cuda" and dtype == torch.float32
+    return torch.bfloat16 if halved and segment.piecewise_linear else dtype
+
+
+def samples_in_products(recipe: Recipe, masks: Sequence[Tensor]) -> int | None:
+    """So many that the curvature of an output's kept inputs is known about equally well in every layer, few inputs or
+    many; None: all."""
+    if recipe.product_samples is None:
+        return None
+    inputs = max(int(mask.flatten(1).sum(1).max()) for mask in masks)
+    return min(recipe.product_samples, max(_LEAST_SAMPLES, _SAMPLES_PER_INPUT * inputs))
+
+
 def solve_layer(
     problem: LayerProblem,
     masked: Tensor,
@@ -79,7 +97,8 @@ def solve_layer(
 
     No layer gets worse: what is kept is best on held-out samples.
     """
-    objective = problem.objective(recipe.normalization)
+    precision = derivative_precision(recipe, problem.segment, masked.device, masked.dtype)
+    objective = problem.objective(recipe.normalization, precision)
     newton, start = _solve(problem, objective, masked, mask, recipe, memory, turn)
     if not problem.held_out:
         return Solved(newton.weight, newton.loss, newton, start, "solved", math.nan, math.nan)
@@ -144,7 +163,8 @@ def _solve(
     probe = probe * mask
 
     def system(curvature: Objective, at: Tensor) -> System:
-        keep = linearized_bytes(segment.cost.bytes, kind) * curvature.samples <= memory.products
+        held = linearized_bytes(segment.cost.bytes, kind, curvature.precision or at.dtype)
+        keep = held * curvature.samples <= memory.products
         product = restrict(curvature.product(kind, at, keep), mask)
         if recipe.preconditioner is None or not blocks:
             return System(product)
@@ -160,10 +180,12 @@ def _solve(
         recipe.armijo,
     )
     if recipe.minibatch is None:
-        fitted = problem.sizes[: len(objective.chosen)]
-        subsets = _rotating_subsets(fitted, recipe.product_samples, turn.sweep * recipe.newton_steps)
+        samples = samples_in_products(recipe, unpack(mask))
+        narrow = problem if samples is None else problem.narrowed(samples)
+        sampled = narrow.objective(recipe.normalization, objective.precision)
+        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, turn.sweep * recipe.newton_steps)
         known = (loss, slope) if slope is not None and weight is not masked else None
-        systems = lambda at, step: system(objective.subset(subsets(step)), at)  # noqa: E731
+        systems = lambda at, step: system(sampled.subset(subsets(step)), at)  # noqa: E731
         found = newton(objective, systems, weight, mask, options, known)
         return found, start if closed_form else replace(start, loss_masked=found.loss_before)
 

@@ -12,29 +12,33 @@ Products are sums over pieces (micro-batches), so memory is bounded by the piece
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from .errors import InputError
+from .linear import Forward, LinearMap, linearize
 
 Product = Callable[[Tensor], Tensor]
-Forward = Callable[[Tensor], tuple[Tensor, ...]]
+Linearize = Callable[[Tensor, torch.dtype], tuple[Sequence[Tensor], LinearMap]]
 Normalization = Literal["variance", "mean", "sum"]
 CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One micro-batch: the outputs as a function of the weight, and what they should be."""
+    """One micro-batch: the outputs as a function of the weight, and what they should be.
+
+    `linearize(weight, dtype)` gives the outputs and their Jacobian, held in that dtype.
+    """
 
     forward: Forward
     targets: tuple[Tensor, ...]
     samples: int
+    linearize: Linearize
 
 
 class Pieces(Protocol):
@@ -63,6 +67,7 @@ class Objective:
     chosen: tuple[int, ...]
     sizes: tuple[int, ...]  # samples in each piece
     layouts: Sequence[SampleSplit | None] = ()
+    precision: torch.dtype | None = None  # of Jacobians, where it is not the weight's own
 
     @property
     def samples(self) -> int:
@@ -70,20 +75,26 @@ class Objective:
 
     def subset(self, chosen: Sequence[int]) -> Objective:
         """The same loss over other pieces, normalized by their own number of samples."""
-        return Objective(self.pieces, self.weights, self.normalization, tuple(chosen), self.sizes, self.layouts)
+        return replace(self, chosen=tuple(chosen))
 
     def loss(self, weight: Tensor) -> float:
         with torch.no_grad():
-            return float(sum(self._piece_loss(piece, weight) for piece in self._chosen_pieces()))
+            losses = []
+            for piece in self._chosen_pieces():
+                errors = list(piece.forward(weight))
+                torch._foreach_sub_(errors, list(piece.targets))  # all at once: launches take longer than their work
+                losses.append(self._loss(piece, errors))
+        return float(torch.stack(losses).sum())
 
     def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
-        total, gradient = torch.zeros((), dtype=weight.dtype, device=weight.device), torch.zeros_like(weight)
+        losses, gradient = [], torch.zeros_like(weight)
         for piece in self._chosen_pieces():
-            variable = weight.detach().requires_grad_()
-            loss = self._piece_loss(piece, variable)
-            gradient += torch.autograd.grad(loss, variable)[0]
-            total += loss.detach()
-        return float(total), gradient
+            outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
+            errors = list(torch._foreach_sub(list(outputs), list(piece.targets)))
+            del outputs
+            losses.append(self._loss(piece, errors))
+            gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece)])
+        return float(torch.stack(losses).sum()), gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
         """v -> B v at `weight`. With `keep`, pieces are linearized once and stay in memory; else for each product."""
@@ -101,27 +112,30 @@ class Objective:
     def _chosen_pieces(self) -> Iterator[Piece]:
         return (self.pieces[index] for index in self.chosen)
 
-    def _factor(self, k: int, target: Tensor, samples: int) -> float:
+    def _factors(self, piece: Piece) -> list[float]:
         """c_k of the normalization."""
         if self.normalization == "sum":
-            return 1.0
-        return self.weights[k] / (self.samples * (target.numel() / samples))
+            return [1.0] * len(piece.targets)
+        elements = (target.numel() / piece.samples for target in piece.targets)
+        return [weight / (self.samples * e) for weight, e in zip(self.weights, elements, strict=True)]
 
-    def _piece_loss(self, piece: Piece, weight: Tensor) -> Tensor:
-        losses = [
-            F.mse_loss(output, target, reduction="sum") * self._factor(k, target, piece.samples)
-            for k, (output, target) in enumerate(zip(piece.forward(weight), piece.targets, strict=True))
-        ]
+    def _loss(self, piece: Piece, errors: list[Tensor]) -> Tensor:
+        norms = torch.stack(torch._foreach_norm(errors))
+        return norms.square() @ torch.tensor(self._factors(piece), dtype=norms.dtype, device=norms.device)
+
+    def _differentiable_loss(self, piece: Piece, weight: Tensor) -> Tensor:
+        parts = zip(piece.forward(weight), piece.targets, self._factors(piece), strict=True)
+        losses = [F.mse_loss(output, target, reduction="sum") * factor for output, target, factor in parts]
         return torch.stack(losses).sum()
 
     def _gauss_newton(self, piece: Piece, weight: Tensor) -> Product:
-        push, pull = linearize(piece.forward, weight)
-        factors = [2 * self._factor(k, target, piece.samples) for k, target in enumerate(piece.targets)]
-        return lambda v: pull(tuple(c * t for c, t in zip(factors, push(v), strict=True)))
+        jacobian = piece.linearize(weight, self.precision or weight.dtype)[1]
+        factors = [2 * factor for factor in self._factors(piece)]
+        return lambda v: jacobian.pull(jacobian.push(v), factors)
 
     def _hessian(self, piece: Piece, weight: Tensor) -> Product:
         variable = weight.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self._piece_loss(piece, variable), variable, create_graph=True)
+        (gradient,) = torch.autograd.grad(self._differentiable_loss(piece, variable), variable, create_graph=True)
         return lambda v: torch.autograd.grad(gradient, variable, v, retain_graph=True, materialize_grads=True)[0]
 
     def _fisher(self, piece: Piece, weight: Tensor) -> Product:
@@ -129,45 +143,20 @@ class Objective:
 
         def sample_losses(variable: Tensor) -> tuple[Tensor]:
             total = torch.zeros(piece.samples, dtype=weight.dtype, device=weight.device)
-            for k, (output, target) in enumerate(zip(piece.forward(variable), piece.targets, strict=True)):
-                layout = self.layouts[k]
+            parts = zip(piece.forward(variable), piece.targets, self._factors(piece), self.layouts, strict=True)
+            for output, target, factor, layout in parts:
                 if layout is None:
                     raise InputError(
                         "the empirical Fisher needs each sample's own loss, but this network mixes samples in a way "
                         "that was not recognized; use curvature='gauss-newton' or 'hessian'"
                     )
-                factor = self._factor(k, target, piece.samples)
                 if self.normalization != "sum":
                     factor *= self.samples
                 total = total + factor * layout.split((output - target).square(), piece.samples).sum(1)
             return (total,)
 
-        push, pull = linearize(sample_losses, weight)
-        return lambda v: pull(push(v)) / self.samples
-
-
-def linearize(
-    forward: Forward, weight: Tensor
-) -> tuple[Callable[[Tensor], tuple[Tensor, ...]], Callable[[tuple[Tensor, ...]], Tensor]]:
-    """The Jacobian at `weight` as two linear maps: v -> J v, and u -> J^T u. The forward pass runs once, here.
-
-    J v is the derivative of u -> J^T u, which is linear in u: all in reverse mode, with nothing recomputed.
-    """
-    variable = weight.detach().requires_grad_()
-    outputs = forward(variable)
-    # Only what derivatives need stays in memory: probes without storage, and edges of the graph instead of its outputs.
-    probes = tuple(output.new_zeros(()).expand_as(output).requires_grad_() for output in outputs)
-    (pulled,) = torch.autograd.grad(outputs, variable, probes, create_graph=True)
-    edges = tuple(get_gradient_edge(output) for output in outputs)
-    del outputs
-
-    def push(v: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(pulled, probes, v, retain_graph=True, materialize_grads=True)
-
-    def pull(u: tuple[Tensor, ...]) -> Tensor:
-        return torch.autograd.grad(edges, variable, u, retain_graph=True)[0]
-
-    return push, pull
+        jacobian = linearize(sample_losses, weight)[1]
+        return lambda v: jacobian.pull(jacobian.push(v), [1 / self.samples])
 
 
 def restrict(product: Product, mask: Tensor) -> Product:

@@ -15,8 +15,8 @@ from .plan import Plan
 from .recipe import Recipe
 
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-# Bytes held by a linearized segment, as a multiple of its values: at most 1 where only rectifiers keep theirs, about 2
-# where every value is needed twice (second derivatives of attention and layer norms).
+# Bytes held by a linearized segment, as a multiple of its values: at most 1 where only activations keep their slopes,
+# about 2 where every value is needed twice (second derivatives of attention and layer norms).
 _LINEARIZED_FACTOR = {"gauss-newton": 1, "hessian": 2, "fisher": 2}
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
 _TARGETS, _PRODUCTS, _STREAMS, _FACTORS = 0.25, 0.3, 0.3, 0.1  # shares; the rest is for what a pass needs
@@ -82,9 +82,9 @@ def as_bytes(given: int | str | None) -> int | None:
     return value
 
 
-def linearized_bytes(segment_bytes: int, kind: CurvatureKind = "hessian") -> int:
+def linearized_bytes(segment_bytes: int, kind: CurvatureKind = "hessian", dtype: torch.dtype = torch.float32) -> int:
     """What a linearized segment holds for one sample, from the bytes of its values."""
-    return _LINEARIZED_FACTOR[kind] * segment_bytes
+    return _LINEARIZED_FACTOR[kind] * segment_bytes // (2 if dtype == torch.bfloat16 else 1)
 
 
 def micro_batch_size(

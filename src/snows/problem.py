@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from .curvature import Normalization, Objective, Piece
 from .graph import Layer, Segment
 from .graph.segment import Program
+from .linear import LinearMap
 from .packing import Packing
 from .rows import Moments
 from .streams import Stream
@@ -63,25 +64,43 @@ class LayerProblem:
         values = self._live_in(self.pruned, index, self.pruned.parameters)
         values = {name: values[name] for name in self.segment.body.reads}
         later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
-        body, outputs, unpack = self.segment.body, self.segment.outputs, self.packing.unpack
+        body, outputs = self.segment.body, self.segment.outputs
+        pack, unpack = self.packing.pack, self.packing.unpack
         names = [layer.parameter for layer in self.layers]
 
+        def parameters(packed: Tensor) -> dict[str, Tensor]:
+            return {**later, **dict(zip(names, unpack(packed), strict=True))}
+
         def forward(packed: Tensor) -> tuple[Tensor, ...]:
-            results = body(values, {**later, **dict(zip(names, unpack(packed), strict=True))})
+            results = body(values, parameters(packed))
             return tuple(results[name] for name in outputs)
 
+        def linearize(packed: Tensor, dtype: torch.dtype) -> tuple[list[Tensor], LinearMap]:
+            results, chain = body.linearize(values, parameters(packed), names, dtype)
+            return results, LinearMap(
+                lambda v: chain.push(unpack(v)), lambda u, factors: pack(chain.pull(u, factors)).to(packed.dtype)
+            )
+
         targets = self._targets(index)
-        piece = Piece(forward, tuple(targets[name] for name in self.segment.outputs), self.sizes[index])
+        wanted = tuple(targets[name] for name in outputs)
+        piece = Piece(forward, wanted, self.sizes[index], linearize)
         if self._keeps:
             self._kept[index] = piece
         return piece
 
-    def objective(self, normalization: Normalization) -> Objective:
+    def narrowed(self, samples: int) -> LayerProblem:
+        """The same problem with no more than so many samples of each piece, where that can be."""
+        if samples >= max(self.sizes) or not self.segment.batch_first:
+            return self
+        return replace(self, dense=self.dense.narrowed(samples), pruned=self.pruned.narrowed(samples), _kept={})
+
+    def objective(self, normalization: Normalization, precision: torch.dtype | None = None) -> Objective:
         weights = [1.0] * len(self.segment.outputs)
         if normalization == "variance":
             weights = [1 / max(variance, _LEAST_VARIANCE) for variance in self._variances()]
         fitted = tuple(range(self.pruned.fitted))
-        return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts=self.segment.sample_layouts)
+        layouts = self.segment.sample_layouts
+        return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts, precision)
 
     def moments(self, index: int = 0, samples: int | None = None) -> Moments:
         """Of a layer's inputs, and of those with the outputs the layer itself should have.

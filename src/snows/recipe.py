@@ -37,6 +37,8 @@ class Recipe:
                         than this share of what all have gained (in the quadratic model) is the last
     damping, relative_… Levenberg-Marquardt damping: absolute, and as a share of the mean diagonal of the curvature
     armijo              sufficient decrease
+    precision           of derivatives; losses are always in full precision. "auto": on a GPU bfloat16, where every
+                        operation is piecewise linear; "full": the weights' own
     product_samples     samples in curvature products; gradient and line search use all. None: all
     minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
     held_out            share of the samples that no weight is fitted to: new weights are kept where the K-step loss of
@@ -62,6 +64,7 @@ class Recipe:
     damping: float = 0.0
     relative_damping: float = 1e-3
     armijo: float = 1e-5
+    precision: Literal["auto", "full"] = "auto"
     product_samples: int | None = 1000
     minibatch: int | None = None
     held_out: float = 0.05
@@ -108,6 +111,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "curvature": ("auto", "gauss-newton", "hessian", "fisher"),
     "start": ("closed-form", "masked"),
     "preconditioner": ("rows", None),
+    "precision": ("auto", "full"),
 }
 _NAMED: Mapping[str, tuple[object, ...]] = {
     "horizon": ("auto", "paper"),
@@ -154,6 +158,7 @@ PAPER = Recipe(
     cg_least_gain=0.0,
     damping=1e-4,  # lambda, hyperparameter table
     relative_damping=0.0,
+    precision="full",
     product_samples=None,
     minibatch=256,  # not in the paper
     held_out=0.0,  # every step that passes Armijo's test is kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,7 @@ class Stream:
         self._inputs = batches.values
         self._values: list[Values | None] = [None] * len(self.sizes)  # None: the inputs themselves
         self._device: torch.device | None = None  # where values come from
+        self._most: int | None = None  # samples of each micro-batch that are read
 
     def __getitem__(self, index: int) -> Values:
         values = self._values[index]
@@ -78,7 +80,18 @@ class Stream:
         values = self._values[index]
         if values is None:
             values = self._inputs[index]
-        return self._fetched({name: value for name, value in values.items() if name in names})
+        values = {name: value for name, value in values.items() if name in names}
+        if self._most is not None:
+            values = {name: value[: self._most] for name, value in values.items()}
+        return self._fetched(values)
+
+    def narrowed(self, samples: int) -> Stream:
+        """The same stream where it is now, of which no more than so many samples of each micro-batch are read.
+
+        Only for values with samples along their first axis."""
+        other = copy.copy(self)
+        other._most, other.sizes = samples, tuple(min(size, samples) for size in self.sizes)
+        return other
 
     def _fetched(self, values: Values) -> Values:
         if not self.offload:

@@ -34,7 +34,7 @@ def test_the_paper_as_written() -> None:
         "horizon": "paper", "sweeps": 1, "targets": "dense-weights", "normalization": "mean", "curvature": "hessian",
         "start": "masked", "preconditioner": None, "newton_steps": 1, "cg_absolute_tolerance": "paper",
         "cg_relative_tolerance": 0.0, "cg_least_gain": 0.0, "damping": 1e-4, "relative_damping": 0.0,
-        "product_samples": None, "finish_steps": 0,
+        "precision": "full", "product_samples": None, "finish_steps": 0,
     }  # fmt: skip
     assert {name: getattr(PAPER, name) for name in paper} == paper
 
@@ -56,6 +56,7 @@ WRONG: dict[str, list[Any]] = {
     "damping": [-1e-4, None, math.nan],
     "relative_damping": [-1e-4, None, math.inf],
     "armijo": [-1, "1e-5", math.nan],
+    "precision": ["half", None],
     "product_samples": [0, 10.0, "all"],
     "minibatch": [0, -5, 2.5, "all"],
     "finish_steps": [-1, 1.5, "many", None],

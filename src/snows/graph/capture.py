@@ -28,6 +28,7 @@ from .operations import (
     aten,
     is_attention,
 )
+from .plain import made_plain
 from .segment import SampleLayout
 
 _CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension
@@ -73,7 +74,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 model, args, kwargs, dynamic_shapes={**dict(zip(names, shapes[0], strict=True)), **shapes[1]},
                 strict=False,
             )  # fmt: skip
-            program: ExportedProgram = exported.run_decompositions(_DECOMPOSITIONS)
+            program: ExportedProgram = (
+                exported if made_plain(exported) else exported.run_decompositions(_DECOMPOSITIONS)
+            )
             return program
     except Exception as error:  # torch.export raises many kinds; each means the same to the caller
         raise CaptureError(

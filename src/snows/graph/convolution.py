@@ -7,6 +7,7 @@ convolution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 Sizes = list[int]
+Arguments = tuple[Sizes, Sizes, Sizes, int]
 
 
 def convolution(
@@ -26,16 +28,27 @@ def convolution(
     groups: int = 1,
 ) -> Tensor:
     """aten.conv1d, conv2d and conv3d, by their arguments."""
-    n = weight.ndim - 2
-    arguments = (_spread(stride, n, 1), _spread(padding, n, 0), _spread(dilation, n, 1), groups)
+    arguments = spread_arguments(weight, stride, padding, dilation, groups)
     out: Tensor
     if weight.requires_grad:
         out = _VaryingWeight.apply(x, weight, *arguments)  # type: ignore[no-untyped-call]
     elif x.requires_grad:
         out = _VaryingInput.apply(x, weight, *arguments)  # type: ignore[no-untyped-call]
     else:
-        return _convolve(x, weight, *arguments, bias)
-    return out if bias is None else out + bias.view(-1, *[1] * n)
+        return convolve(x, weight, *arguments, bias)
+    return out if bias is None else out + bias.view(-1, *[1] * (weight.ndim - 2))
+
+
+def spread_arguments(
+    weight: Tensor,
+    stride: Sizes | None = None,
+    padding: Sizes | None = None,
+    dilation: Sizes | None = None,
+    groups: int = 1,
+) -> Arguments:
+    """One number for each spatial dimension."""
+    n = weight.ndim - 2
+    return _spread(stride, n, 1), _spread(padding, n, 0), _spread(dilation, n, 1), groups
 
 
 def _spread(value: Sizes | None, n: int, default: int) -> Sizes:
@@ -43,12 +56,38 @@ def _spread(value: Sizes | None, n: int, default: int) -> Sizes:
     return value * n if len(value) == 1 else value
 
 
-def _convolve(
+def convolve(
     x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, bias: Tensor | None = None
 ) -> Tensor:
     zeros = [0] * len(stride)
     out: Tensor = torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, False, zeros, groups)
     return out
+
+
+def input_gradient(
+    gradient: Tensor, weight: Tensor, size: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    """With respect to the input, of this spatial size: a transposed convolution of the output's gradient."""
+    kernel, small = weight.shape[2:], gradient.shape[2:]
+    output_padding = [
+        full - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
+        for full, out, s, p, d, k in zip(size, small, stride, padding, dilation, kernel, strict=True)
+    ]
+    back: Tensor = torch.ops.aten.convolution(
+        gradient, weight, None, stride, padding, dilation, True, output_padding, groups
+    )
+    return back
+
+
+def weight_gradient(
+    gradient: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
+) -> Tensor:
+    """With respect to the weight, of which the shape is asked alone: the input correlated with the gradient."""
+    zeros = [0] * len(stride)
+    back: Tensor = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, padding, dilation, False, zeros, groups, [False, True, False]
+    )[1]
+    return back
 
 
 class _VaryingInput(torch.autograd.Function):
@@ -60,21 +99,12 @@ class _VaryingInput(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.size, ctx.arguments = x.shape[2:], (stride, padding, dilation, groups)
-        return _convolve(x, weight, stride, padding, dilation, groups)
+        return convolve(x, weight, stride, padding, dilation, groups)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (weight,) = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.arguments
-        kernel, small = weight.shape[2:], gradient.shape[2:]
-        output_padding = [
-            full - ((size - 1) * s - 2 * p + d * (k - 1) + 1)
-            for full, size, s, p, d, k in zip(ctx.size, small, stride, padding, dilation, kernel, strict=True)
-        ]
-        back = torch.ops.aten.convolution(
-            gradient, weight, None, stride, padding, dilation, True, output_padding, groups
-        )
-        return back, None, None, None, None, None
+        return input_gradient(gradient, weight, ctx.size, *ctx.arguments), None, None, None, None, None
 
 
 class _VaryingWeight(torch.autograd.Function):
@@ -86,7 +116,7 @@ class _VaryingWeight(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.arguments = (stride, padding, dilation, groups)
-        return _convolve(x, weight, stride, padding, dilation, groups)
+        return convolve(x, weight, stride, padding, dilation, groups)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -111,14 +141,10 @@ class _WeightGradient(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.arguments = (stride, padding, dilation, groups)
-        zeros = [0] * len(stride)
-        result: Tensor = torch.ops.aten.convolution_backward(
-            gradient, x, weight, None, stride, padding, dilation, False, zeros, groups, [False, True, False]
-        )[1]
-        return result
+        return weight_gradient(gradient, x, weight, stride, padding, dilation, groups)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, direction: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        return _convolve(x, direction, *ctx.arguments), None, None, None, None, None, None
+        return convolve(x, direction, *ctx.arguments), None, None, None, None, None, None

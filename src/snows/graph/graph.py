@@ -47,6 +47,9 @@ class Graph:
         self._layer_bits = {layer.parameter: 1 << i for i, layer in enumerate(layers)}
         self._depends_on = self._find_dependencies()
         self.operations = _counted_operations(nodes)
+        # made once: every sweep asks for them again
+        self._programs: dict[tuple[int, int], Program] = {}
+        self._segments: dict[tuple[tuple[str, ...], int], Segment] = {}
 
     def with_own_parameters(self) -> Graph:
         """The same graph; parameters that are replaced in one are not in the other."""
@@ -70,8 +73,11 @@ class Graph:
 
     def program(self, start: int, stop: int) -> Program:
         """Everything from `start` up to `stop`, giving what is read later."""
-        nodes = self.nodes[start:stop]
-        return Program(nodes, [n for n in nodes if self._last_read[n] >= stop], self._parameter_names)
+        if (start, stop) not in self._programs:
+            nodes = self.nodes[start:stop]
+            gives = [node for node in nodes if self._last_read[node] >= stop]
+            self._programs[start, stop] = Program(nodes, gives, self._parameter_names)
+        return self._programs[start, stop]
 
     def run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor] | None = None) -> list[Any]:
         """The whole network: its outputs, flattened."""
@@ -149,6 +155,12 @@ class Graph:
 
     def segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         """The layers, which must not depend on one another, and the next `horizon` operations, or as many as are."""
+        key = (tuple(layer.parameter for layer in layers), horizon)
+        if key not in self._segments:
+            self._segments[key] = self._make_segment(layers, horizon)
+        return self._segments[key]
+
+    def _make_segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         body, prelude, targets = self._cut(layers, horizon)
         reads = {argument for node in body for argument in node.all_input_nodes}
         varying = set(body)
@@ -161,8 +173,22 @@ class Graph:
             outputs=tuple(node.name for node in targets),
             sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
             piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
+            batch_first=all(self._is_batch_first(node) for node in self._read_by([*prelude, *body])),
             cost=_cost(body, prelude, targets),
         )
+
+    def _read_by(self, nodes: list[Node]) -> set[Node]:
+        """Values from before, parameters aside."""
+        inside = set(nodes)
+        read = {argument for node in nodes for argument in node.all_input_nodes}
+        return {node for node in read - inside if node not in self._parameter_names}
+
+    def _is_batch_first(self, node: Node) -> bool:
+        value, batch = node.meta.get("val"), self.inputs[0].meta["val"].shape[0]
+        if not isinstance(value, Tensor) or not value.ndim:
+            return False
+        sizes = [size if isinstance(size, int) else size.node.expr for size in value.shape]
+        return sizes[0] == batch.node.expr and all(isinstance(size, int) for size in sizes[1:])
 
     def _cut(self, layers: Sequence[Layer], horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
         """The nodes of a segment that vary with the layers' weights, those that do not, and the operations 0 … K."""

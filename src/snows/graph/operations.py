@@ -31,6 +31,7 @@ PRODUCT = _overloads("matmul", "bmm", "mm", "addmm", "baddbmm", "einsum")
 BILINEAR = _overloads("bilinear")
 RECURRENT = _overloads("lstm", "gru", "rnn_tanh", "rnn_relu")
 SOFTMAX = _overloads("softmax", "_softmax", "_safe_softmax")
+RELU = _overloads("relu")
 RECTIFIER = _overloads("relu", "relu6", "hardtanh", "leaky_relu", "clamp", "clamp_min", "prelu", "threshold")
 CURVED_ACTIVATION = _overloads(
     "gelu", "silu", "hardswish", "hardsigmoid", "sigmoid", "tanh", "elu", "celu", "selu", "mish", "softplus",
@@ -61,6 +62,23 @@ _LINEAR_PIECES = (
         "amax", "maximum", "minimum", "abs", "pad", "constant_pad_nd", "upsample_nearest2d", "upsample_bilinear2d",
         "zeros_like",
     )
+)  # fmt: skip
+
+# Each element of the output a function of one element of the input.
+ELEMENTWISE = (RECTIFIER | CURVED_ACTIVATION) - _overloads("prelu", "glu")
+IN_PLACE = {  # and what gives the same as a new value
+    getattr(packet, name): getattr(getattr(aten, op), name)
+    for op in ("relu", "relu6", "hardtanh", "leaky_relu", "silu", "hardswish", "elu", "celu", "selu", "mish", "add")
+    if (packet := getattr(aten, f"{op}_", None)) is not None
+    for name in packet.overloads()
+    if hasattr(getattr(aten, op), name)
+}
+SHIFT_AND_SCALE = frozenset({aten.addcmul.default})  # what batch norms are captured as
+SCALING = frozenset({aten.mul.Tensor, aten.mul.Scalar})
+# Linear where every tensor they read varies.
+LINEAR_ALONE = SHAPE - {operator.getitem} | _overloads(
+    "sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_nearest2d", "upsample_bilinear2d",
 )  # fmt: skip
 
 # Linear in one argument while the others stay fixed.

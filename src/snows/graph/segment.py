@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.fx import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .chain import Chain, linearize_nodes
 from .convolution import convolution
 from .layers import Layer
 from .operations import PLAIN_CONVOLUTION
@@ -44,6 +45,7 @@ class Program:
         self._outside = sorted(outside, key=lambda n: n in parameter_names)
         self._inside = nodes
         self._results = gives
+        self._names = {node: parameter_names[node] for node in outside if node in parameter_names}
 
     @cached_property
     def _module(self) -> fx.GraphModule:
@@ -64,6 +66,16 @@ class Program:
         with nullcontext() if self.first_order else sdpa_kernel(SDPBackend.MATH):
             results = self._module.forward(*arguments)
         return dict(zip(self.gives, results, strict=True))
+
+    def linearize(
+        self, values: Mapping[str, Any], parameters: Mapping[str, Tensor], varying: Sequence[str], dtype: torch.dtype
+    ) -> tuple[list[Tensor], Chain]:
+        """What it gives, and how that varies with some of the parameters; the Jacobian is held in `dtype`."""
+        by_name = {self._names[node]: node for node in self._outside if node in self._names}
+        known = {node: parameters[name] for name, node in by_name.items()}
+        known |= {node: values[node.name] for node in self._outside if node not in self._names}
+        with sdpa_kernel(SDPBackend.MATH):
+            return linearize_nodes(self._inside, known, [by_name[name] for name in varying], self._results, dtype)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,7 @@ class Segment:
     outputs: tuple[str, ...]
     sample_layouts: tuple[SampleLayout | None, ...]
     piecewise_linear: bool
+    batch_first: bool  # whether all that is read has samples along its first axis, and there alone
     cost: Cost
 
     @property
