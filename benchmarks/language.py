@@ -29,6 +29,7 @@ from accuracy import HERE, environment
 from torch import Tensor
 
 import snows
+from snows.preparation import capturing_once
 from snows.recipe import DEFAULT, Recipe
 
 PATTERNS = ("2:4", "0.5")
@@ -60,12 +61,13 @@ def main() -> None:
     recipe = DEFAULT if options.recipe is None else Recipe.from_json(options.recipe.read_text())
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    for rows in run(model.to(options.device), tokens, recipe, options, done):
-        result = {
-            "what": "language", "tokens": {name: len(part) for name, part in tokens.items()}, "rows": rows,
-            "environment": environment(options.device),
-        }  # fmt: skip
-        options.out.write_text(json.dumps(result, indent=2) + "\n")  # after every row: what is done is kept
+    with capturing_once():  # model and windows stay the same
+        for rows in run(model.to(options.device), tokens, recipe, options, done):
+            result = {
+                "what": "language", "tokens": {name: len(part) for name, part in tokens.items()}, "rows": rows,
+                "environment": environment(options.device),
+            }  # fmt: skip
+            options.out.write_text(json.dumps(result, indent=2) + "\n")  # after every row: what is done is kept
 
 
 def run(

@@ -76,13 +76,12 @@ def derivative_precision(recipe: Recipe, segment: Segment, device: torch.device,
     return torch.bfloat16 if halved and segment.piecewise_linear else dtype
 
 
-def samples_in_products(recipe: Recipe, masks: Sequence[Tensor]) -> int | None:
-    """So many that the curvature of an output's kept inputs is known about equally well in every layer, few inputs or
+def samples_in_products(recipe: Recipe, inputs: Sequence[int]) -> int | None:
+    """So many that the curvature of an output's kept `inputs` is known about equally well in every layer, few inputs or
     many; None: all."""
     if recipe.product_samples is None:
         return None
-    inputs = max(int(mask.flatten(1).sum(1).max()) for mask in masks)
-    return min(recipe.product_samples, max(_LEAST_SAMPLES, _SAMPLES_PER_INPUT * inputs))
+    return min(recipe.product_samples, max(_LEAST_SAMPLES, _SAMPLES_PER_INPUT * max(inputs)))
 
 
 def solve_layer(
@@ -163,7 +162,7 @@ def _solve(
     probe = probe * mask
 
     def system(curvature: Objective, at: Tensor) -> System:
-        held = linearized_bytes(segment.cost.bytes, kind, curvature.precision or at.dtype)
+        held = linearized_bytes(segment.cost, kind, curvature.precision or at.dtype)
         keep = held * curvature.samples <= memory.products
         product = restrict(curvature.product(kind, at, keep), mask)
         if recipe.preconditioner is None or not blocks:
@@ -180,7 +179,7 @@ def _solve(
         recipe.armijo,
     )
     if recipe.minibatch is None:
-        samples = samples_in_products(recipe, unpack(mask))
+        samples = samples_in_products(recipe, [int(part.flatten(1).sum(1).max()) for part in unpack(mask)])
         narrow = problem if samples is None else problem.narrowed(samples)
         sampled = narrow.objective(recipe.normalization, objective.precision)
         subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, turn.sweep * recipe.newton_steps)

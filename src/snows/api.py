@@ -19,6 +19,7 @@ from .calibration import Samples
 from .cascade import Event, cascade
 from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
+from .estimate import Estimate
 from .finish import Finish
 from .given import given_masks, settle_reference, warn_of_empty_rows
 from .journal import Journal
@@ -124,7 +125,7 @@ def prune(
         ONE_AT_A_TIME,
         warnings.catch_warnings(record=True) as caught,
         _own_world(device),
-        _telling(progress, solves) as tell,
+        _telling(progress, solves) as (tell, say),
     ):
         warnings.simplefilter("always", SnowsWarning)
         world = prepare(model, calibration, device, seed, labels == "given")
@@ -144,6 +145,7 @@ def prune(
             "exclude": describe(exclude), "solver": solver, "labels": labels, "permute": permute, "seed": seed,
             "memory": budget,
         }  # fmt: skip
+        expected: int | None = None
         journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
         held_out = concrete.held_out_samples(world.samples.count) if solver is not None else 0
         fitted, judged = world.samples.split(world.samples.count - held_out)
@@ -155,6 +157,9 @@ def prune(
             }
         else:
             size = micro_batch_size(world.graph, plan, fitted.count, concrete, world.device, limits)
+            if solver is not None and world.device.type != "cpu":
+                expected = Estimate(world.graph, plan, concrete, limits, world.device, world.samples.count, size).peak()
+                say(f"about {expected / 2**30:.1f} GiB of the device's memory will be used")
             weights = cascade(
                 world.graph,
                 plan_of_method,
@@ -188,6 +193,7 @@ def prune(
         report.permutation = {"kept_before": permuted.kept_before, "kept_after": permuted.kept_after}
     report.samples, report.held_out_samples, report.seed = world.samples.count, held_out, seed
     report.device, report.peak_memory_bytes = _device_facts(world.device)
+    report.expected_memory_bytes = expected
     report.warnings = list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, SnowsWarning)))
     report.seconds = time.perf_counter() - began
     for warning in caught:
@@ -213,8 +219,9 @@ def _own_world(device: torch.device | str | None) -> Iterator[None]:
 @contextmanager
 def _telling(
     progress: bool | Callable[[Event], None], solves: dict[str, list[SolveReport]]
-) -> Iterator[Callable[[Event], None]]:
-    """Where the cascade's events go: into the report, and to the caller's callback or the progress bar."""
+) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
+    """Where the cascade's events go: into the report, and to the caller's callback or the progress bar; and where the
+    bar's reader is told something in words."""
     bar = ProgressBar() if progress is True else None
 
     def tell(event: Event) -> None:
@@ -227,7 +234,7 @@ def _telling(
             progress(event)
 
     try:
-        yield tell
+        yield tell, bar.say if bar is not None else lambda words: None
     finally:
         if bar is not None:
             bar.close()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .errors import InputError
 
-CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}  # held at once
+CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # held at once
 _DAMPING_RETRIES = 12
 
 

@@ -304,6 +304,7 @@ def inspect(
     recipe: RecipeOption = "default",
     samples: SamplesOption = None,
     device: DeviceOption = None,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -325,7 +326,7 @@ def inspect(
         wanted = setting.default_pattern if pattern is None else pattern
         found = look(
             network, calibration, wanted, layers=layers, exclude=exclude, horizon=horizon,
-            recipe=setting.recipe(recipe), samples=setting.samples, device=setting.device,
+            recipe=setting.recipe(recipe), samples=setting.samples, device=setting.device, memory=memory,
         )  # fmt: skip
     if as_json:
         data_out = {**dataclasses.asdict(found), "seconds": found.seconds, "memory_bytes": found.memory_bytes}

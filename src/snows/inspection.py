@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from .adjust import curvature_kind
+from .estimate import Estimate
 from .graph import Graph
-from .memory import linearized_bytes, memory_limits, micro_batch_size
+from .memory import Memory, as_bytes, memory_limits, micro_batch_size
 from .patterns import PatternRules
 from .plan import Names, Plan, make_plan, resolve
 from .preparation import prepare
@@ -61,8 +62,10 @@ def inspect(
     recipe: Recipe | str = "default",
     samples: int | None = None,
     device: torch.device | str | None = None,
+    memory: int | str | None = None,
 ) -> Inspection:
     """Plan a run without doing it. `samples`: how many the run would use; default: those given."""
+    budget = as_bytes(memory)
     chosen = as_recipe(recipe)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
@@ -74,7 +77,8 @@ def inspect(
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, world.samples.count)
     speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)
-    found = _pruned(world.graph, plan, chosen, count, world.device, speed)
+    limits = memory_limits(world.device, budget)
+    found = _pruned(world.graph, plan, chosen, count, world.device, speed, limits)
     found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
     finish = _finish_seconds(world.graph, chosen, count, speed)
@@ -82,24 +86,23 @@ def inspect(
 
 
 def _pruned(
-    graph: Graph, plan: Plan, recipe: Recipe, samples: int, device: torch.device, speed: float
+    graph: Graph, plan: Plan, recipe: Recipe, samples: int, device: torch.device, speed: float, limits: Memory
 ) -> list[LayerInspection]:
-    micro = micro_batch_size(graph, plan, samples, recipe, device, memory_limits(device))
+    micro = micro_batch_size(graph, plan, samples, recipe, device, limits)
     rows = []
-    members = {p.layer.parameter: [other.layer for other in group] for group in plan.groups for p in group}
+    estimate = Estimate(graph, plan, recipe, limits, device, samples, micro)
+    members = {p.layer.parameter: group for group in plan.groups for p in group}
     for planned in plan.pruned:
         layer, group = planned.layer, members[planned.layer.parameter]
-        segment = graph.segment(group, planned.horizon)
-        products = min(recipe.minibatch or recipe.product_samples or samples, samples)
+        segment = graph.segment([other.layer for other in group], planned.horizon)
+        products = min(recipe.minibatch or estimate.product_samples(group) or samples, samples)
         # Passes over the segment: targets, three losses, a gradient (3), and two for each product.
         work = samples * 7 + products * recipe.newton_steps * (2 * recipe.cg_steps + 5)
         if recipe.minibatch is not None:
             work = samples * recipe.newton_steps * (4 * recipe.cg_steps + 7)
         positions = graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
         gram = 2 * samples * positions * layer.columns**2 * layer.groups
-        live = graph.live_bytes(layer.position)
         kind = curvature_kind(recipe, segment)
-        memory = linearized_bytes(segment.cost.bytes, kind) * max(micro, products) + 2 * live * samples
         rows.append(
             LayerInspection(
                 layer.name,
@@ -108,7 +111,7 @@ def _pruned(
                 None,
                 planned.horizon,
                 kind,
-                memory,
+                estimate.of_group(group),
                 recipe.sweeps * (work * segment.cost.flops / len(group) + gram) / speed,
             )
         )

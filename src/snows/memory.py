@@ -11,15 +11,13 @@ import torch
 from .curvature import CurvatureKind
 from .errors import ArgumentError
 from .graph import Graph
+from .graph.segment import Cost
 from .plan import Plan
 from .recipe import Recipe
 
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-# Bytes held by a linearized segment, as a multiple of its values: at most 1 where only activations keep their slopes,
-# about 2 where every value is needed twice (second derivatives of attention and layer norms).
-_LINEARIZED_FACTOR = {"gauss-newton": 1, "hessian": 2, "fisher": 2}
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
-_TARGETS, _PRODUCTS, _STREAMS, _FACTORS = 0.25, 0.3, 0.3, 0.1  # shares; the rest is for what a pass needs
+_TARGETS, _PRODUCTS, _STREAMS, _FACTORS = 0.25, 0.3, 0.3, 0.1  # shares
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -63,7 +61,7 @@ def memory_limits(device: torch.device, given: int | None = None) -> Memory:
         return Memory(given)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return Memory(free)
+        return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     return Memory(_CPU_BYTES)
 
 
@@ -82,17 +80,19 @@ def as_bytes(given: int | str | None) -> int | None:
     return value
 
 
-def linearized_bytes(segment_bytes: int, kind: CurvatureKind = "hessian", dtype: torch.dtype = torch.float32) -> int:
-    """What a linearized segment holds for one sample, from the bytes of its values."""
-    return _LINEARIZED_FACTOR[kind] * segment_bytes // (2 if dtype == torch.bfloat16 else 1)
+def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
+    """What a linearized segment holds for one sample."""
+    if kind == "gauss-newton":
+        return cost.slope_bytes * precision.itemsize // torch.float32.itemsize
+    return 2 * cost.bytes  # every value is needed twice, at most
 
 
 def micro_batch_size(
     graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
 ) -> int:
-    """Samples in one piece, so that the largest linearized segment fits."""
+    """Samples in one piece, so that a pass over the largest segment fits."""
     costs = (graph.cost([planned.layer for planned in group], group[0].horizon) for group in plan.groups)
     largest = max((cost.bytes for cost in costs), default=1)
-    fitting = memory.products // max(linearized_bytes(largest), 1)
+    fitting = memory.products // max(2 * largest, 1)
     wanted = recipe.minibatch or recipe.product_samples or samples
     return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))

@@ -30,5 +30,9 @@ class ProgressBar:
             done, total = event.index, event.total
         self._progress.update(self._task, completed=done, total=total, description=str(event))
 
+    def say(self, words: str) -> None:
+        """Above the bar, where it stays."""
+        self._progress.console.print(words, markup=False, highlight=False)
+
     def close(self) -> None:
         self._progress.stop()

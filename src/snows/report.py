@@ -87,6 +87,7 @@ class Report:
     network_weights: int = 0  # all weights of the model, biases and norms included
     seconds: float = 0.0
     peak_memory_bytes: int | None = None  # of the accelerator; not measured on a CPU
+    expected_memory_bytes: int | None = None  # what the peak was estimated to be, before the run
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     evaluation: list[dict[str, Any]] = field(default_factory=list)

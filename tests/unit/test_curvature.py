@@ -240,3 +240,22 @@ def test_sample_layouts_split_outer_and_inner_axes() -> None:
     assert SampleLayout(0, inner=False).split(value, 3).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert SampleLayout(0, inner=True).split(value, 3).tolist() == [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]
     assert SampleLayout(1, inner=False).split(value.T, 3).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7], [8, 10, 9, 11]]
+
+
+@each_layer
+def test_jacobians_in_half_precision_give_nearly_the_same(name: str, parameter: str) -> None:
+    """Rounding of one part in 256 at each operation, which samples average out."""
+    weight = weight_of(name, parameter)
+    given = problem(name, parameter, 3)
+    full, half = given.objective("variance"), given.objective("variance", torch.bfloat16)
+    v = torch.randn(weight.shape, generator=torch.Generator().manual_seed(5), dtype=weight.dtype)
+    for exact, rounded in (
+        (full.loss_and_gradient(weight)[1], half.loss_and_gradient(weight)[1]),
+        *(
+            (full.product("gauss-newton", weight, keep)(v), half.product("gauss-newton", weight, keep)(v))
+            for keep in (True, False)
+        ),
+    ):
+        assert rounded.dtype == weight.dtype
+        assert float((exact - rounded).norm()) < 0.02 * float(exact.norm())
+    assert full.loss(weight) == half.loss(weight)

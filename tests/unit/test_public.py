@@ -34,7 +34,7 @@ FLAGS = {
         "--debug",
     ],
     "inspect": [
-        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device",
+        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device", "--memory",
         "--json", "--quiet", "--config", "--debug",
     ],
     "compare": [

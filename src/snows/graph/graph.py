@@ -10,7 +10,17 @@ from torch import Tensor
 from torch.fx import Node
 
 from .layers import Layer
-from .operations import ADDITION, EMBEDDING, is_attention, is_counted, is_piecewise_linear
+from .operations import (
+    ADDITION,
+    CONVOLUTION,
+    ELEMENTWISE,
+    EMBEDDING,
+    HOLDING_NOTHING,
+    LINEAR,
+    is_attention,
+    is_counted,
+    is_piecewise_linear,
+)
 from .segment import Cost, Program, Segment, Values
 
 
@@ -235,14 +245,27 @@ class Graph:
 
 
 def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
+    varying = set(body)
     inside = {*body, *prelude}
     outside = {a for node in body for a in node.all_input_nodes if a not in inside and "parameter" not in a.meta}
     return Cost(
         bytes=sum(node.meta["bytes"] for node in body),
         output_bytes=sum(node.meta["bytes"] for node in [*targets, *prelude]),
         input_bytes=sum(node.meta.get("bytes", 0) for node in outside),
+        slope_bytes=sum(_slope_bytes(node, varying) for node in body),
+        largest_bytes=max(node.meta["bytes"] for node in body),
         flops=sum(node.meta["flops"] for node in body),
     )
+
+
+def _slope_bytes(node: Node, varying: set[Node]) -> int:
+    """What the node's map holds (see `chain`): an activation its slopes, a layer its inputs, others nothing or all."""
+    if node.target in ELEMENTWISE:
+        return int(node.meta["bytes"])
+    if node.target in CONVOLUTION | LINEAR:
+        x = node.all_input_nodes[0]
+        return 0 if x in varying else int(x.meta.get("bytes", 0))
+    return 0 if node.target in HOLDING_NOTHING else 2 * int(node.meta["bytes"])
 
 
 def _counted_operations(nodes: list[Node]) -> list[Node]:

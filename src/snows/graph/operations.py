@@ -80,6 +80,7 @@ LINEAR_ALONE = SHAPE - {operator.getitem} | _overloads(
     "sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
     "adaptive_avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "upsample_nearest2d", "upsample_bilinear2d",
 )  # fmt: skip
+HOLDING_NOTHING = ADDITION | SHIFT_AND_SCALE | SCALING | LINEAR_ALONE | {operator.getitem}  # to be differentiated
 
 # Linear in one argument while the others stay fixed.
 _LINEAR_IN_ONE = CONVOLUTION | TRANSPOSED_CONVOLUTION | LINEAR | PRODUCT | _overloads("mul", "addcmul")

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.fx import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .chain import Chain, linearize_nodes
+from .chain import Chain, Linearization
 from .convolution import convolution
 from .layers import Layer
 from .operations import PLAIN_CONVOLUTION
@@ -46,6 +46,7 @@ class Program:
         self._inside = nodes
         self._results = gives
         self._names = {node: parameter_names[node] for node in outside if node in parameter_names}
+        self._linearizations: dict[tuple[str, ...], Linearization] = {}
 
     @cached_property
     def _module(self) -> fx.GraphModule:
@@ -71,11 +72,15 @@ class Program:
         self, values: Mapping[str, Any], parameters: Mapping[str, Tensor], varying: Sequence[str], dtype: torch.dtype
     ) -> tuple[list[Tensor], Chain]:
         """What it gives, and how that varies with some of the parameters; the Jacobian is held in `dtype`."""
-        by_name = {self._names[node]: node for node in self._outside if node in self._names}
+        by_name = {name: node for node, name in self._names.items()}
+        key = tuple(varying)
+        if key not in self._linearizations:
+            inputs = [by_name[name] for name in varying]
+            self._linearizations[key] = Linearization(self._inside, inputs, self._results)
         known = {node: parameters[name] for name, node in by_name.items()}
         known |= {node: values[node.name] for node in self._outside if node not in self._names}
         with sdpa_kernel(SDPBackend.MATH):
-            return linearize_nodes(self._inside, known, [by_name[name] for name in varying], self._results, dtype)
+            return self._linearizations[key].at(known, dtype)
 
 
 @dataclass(frozen=True)
@@ -95,12 +100,13 @@ class SampleLayout:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one pass over a segment, for one sample: bytes of all values, of targets and what else is computed for it, of
-    the values it starts from, and operations."""
+    """Of one pass over a segment, for one sample."""
 
-    bytes: int
-    output_bytes: int
-    input_bytes: int
+    bytes: int  # of all values
+    output_bytes: int  # of targets, and of what else is computed for it
+    input_bytes: int  # of the values it starts from
+    slope_bytes: int  # of its Jacobian
+    largest_bytes: int  # of its largest value
     flops: int
 
 
