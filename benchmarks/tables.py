@@ -171,10 +171,25 @@ def vit_sizes() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
+def language() -> str:
+    result = read("language")
+    cells = {(row.get("pattern"), row["mask"], row.get("snows")): row for row in result["rows"]}
+    rows = [["", "dense", "", f"{cells[None, None, None]['perplexity']:.1f}", "", ""]]
+    for (pattern, mask, snows), row in cells.items():
+        if snows:
+            alone = cells[pattern, mask, False]
+            rows.append([
+                pattern, mask, f"{alone['perplexity']:.1f}", f"**{row['perplexity']:.1f}**", f"{alone['kl']:.2f}",
+                f"{row['kl']:.2f}",
+            ])  # fmt: skip
+    titles = ["pattern", "mask", "perplexity, mask method alone", "with SNOWS", "KL to dense, alone", "with SNOWS"]
+    return table(titles, rows, result["environment"]["device"])
+
+
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
-    TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes},
+    TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes, "language": language},
 }
 
 

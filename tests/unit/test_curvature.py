@@ -259,3 +259,34 @@ def test_jacobians_in_half_precision_give_nearly_the_same(name: str, parameter: 
         assert rounded.dtype == weight.dtype
         assert float((exact - rounded).norm()) < 0.02 * float(exact.norm())
     assert full.loss(weight) == half.loss(weight)
+
+
+@pytest.mark.parametrize(("name", "parameter"), [("residual", "conv2.weight"), ("two-inputs", "joint.weight")])
+def test_narrowed_problems_see_the_first_samples_of_each_piece(name: str, parameter: str) -> None:
+    weight = weight_of(name, parameter)
+    given = problem(name, parameter, 3, split=(3, 2))
+    whole = given.objective("variance")
+    assert given.narrowed(3) is given
+    narrow = given.narrowed(2)
+    assert narrow.sizes == (2, 2)
+    assert [len(narrow[i].targets[0]) for i in range(2)] == [2, 2]
+    for index in range(2):
+        for part, target in zip(narrow[index].targets, given[index].targets, strict=True):
+            torch.testing.assert_close(part, target[:2])
+    objective = narrow.objective("variance")
+    assert objective.weights == whole.weights  # variances are those of all samples
+    v = vectors(weight)[0]
+    # the second piece is whole in both: what it gives differs by the number of samples that it is a mean over
+    second = objective.subset([1]).product("gauss-newton", weight, keep=True)(v)
+    torch.testing.assert_close(second, whole.subset([1]).product("gauss-newton", weight, keep=True)(v))
+
+
+def test_what_is_not_along_the_first_axis_is_not_narrowed() -> None:
+    """Sizes that are read as numbers would not follow."""
+    _, graph = captured("attention")
+    layer = next(layer for layer in graph.layers if layer.parameter == "attention.out_proj.weight")
+    given = problem("attention", "attention.out_proj.weight", 3, split=(3, 2))
+    if graph.segment([layer], 3).batch_first:
+        assert given.narrowed(1).sizes == (1, 1)
+    else:
+        assert given.narrowed(1) is given

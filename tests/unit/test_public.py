@@ -34,8 +34,8 @@ FLAGS = {
         "--debug",
     ],
     "inspect": [
-        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device", "--memory",
-        "--json", "--quiet", "--config", "--debug",
+        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device",
+        "--memory", "--json", "--quiet", "--config", "--debug",
     ],
     "compare": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",

@@ -265,7 +265,9 @@ def _slope_bytes(node: Node, varying: set[Node]) -> int:
     if node.target in CONVOLUTION | LINEAR:
         x = node.all_input_nodes[0]
         return 0 if x in varying else int(x.meta.get("bytes", 0))
-    return 0 if node.target in HOLDING_NOTHING else 2 * int(node.meta["bytes"])
+    if node.target in HOLDING_NOTHING:
+        return 0
+    return 2 * sum(int(each.meta["bytes"]) for each in [node, *(a for a in node.all_input_nodes if a in varying)])
 
 
 def _counted_operations(nodes: list[Node]) -> list[Node]:

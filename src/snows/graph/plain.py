@@ -55,12 +55,11 @@ def _replace_in_place(graph: Graph, node: Node) -> None:
     """Whatever read the changed value later reads the new one."""
     changed: Any = node.args[0]
     order = {other: index for index, other in enumerate(graph.nodes)}
+    place = order[node]
     with graph.inserting_before(node):
         new = graph.call_function(IN_PLACE[node.target], node.args, node.kwargs)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-    changed.replace_all_uses_with(new, lambda user: user is not new and order[user] > order[node])
-    graph.erase_node(node)
+    _take_place(graph, new, node)
+    changed.replace_all_uses_with(new, lambda user: user is not new and order[user] > place)
 
 
 def _replace_batch_norm(graph: Graph, node: Node) -> None:
@@ -82,6 +81,12 @@ def _replace_batch_norm(graph: Graph, node: Node) -> None:
             shift = made(aten.add.Tensor, shift, bias)
         shift, scale = (made(aten.view.default, part, shape) for part in (shift, scale))
         new = graph.call_function(aten.addcmul.default, (shift, x, scale))
-    new.meta = dict(node.meta)
+    _take_place(graph, new, node)
+
+
+def _take_place(graph: Graph, new: Node, node: Node) -> None:
+    """Its name, too: the program's signature knows outputs by name."""
+    new.meta, name = dict(node.meta), node.name
     node.replace_all_uses_with(new)
     graph.erase_node(node)
+    new.name = name
