@@ -71,7 +71,7 @@ def published(
         batches = [(network.x[:samples], network.y[:samples])]
         world = prepare(network.model, batches, device, seed, with_labels=True)
         plan = make_plan(world.graph, PatternRules.parse(0.5), 0, layers="*")
-        keep = memory_limits(world.device).targets
+        keep = memory_limits(world.device).held
         asked = CalibratedNetwork(world.graph, world.samples, plan.patterns, seed, world.samples.labels, keep)
         for sparsity in SPARSITIES:
             rules = PatternRules.parse(sparsity)

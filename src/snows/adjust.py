@@ -131,10 +131,14 @@ def _solve(
     if closed_form or recipe.preconditioner == "rows":
         samples = None if closed_form else recipe.product_samples  # a preconditioner needs no more than products do
         moments = [problem.moments(index, samples) for index in range(len(segment.layers))]
+        # A closed form needs double precision. A preconditioner does not, and stands for the damped system.
+        exact, ridge = (
+            (torch.float64, recipe.ridge) if closed_form else (masked.dtype, max(recipe.ridge, recipe.relative_damping))
+        )
         parts = zip(moments, unpack(mask), strict=True)
         try:
             blocks = [
-                RowBlocks(m.gram, part.flatten(1), recipe.ridge, masked.dtype, memory.factors) for m, part in parts
+                RowBlocks(m.gram.to(exact), part.flatten(1), ridge, masked.dtype, memory.factors) for m, part in parts
             ]
         except StatisticsError as error:
             message = f"{segment.layers[0].name}: {error}; it is solved without its closed form"
@@ -153,7 +157,7 @@ def _solve(
             loss_refit, slope = objective.loss_and_gradient(refit)
         if loss_refit < loss:
             weight, loss, name = refit, loss_refit, "least squares"
-    damping = max((b.relative_damping for b in blocks), default=0.0)
+    damping = max((b.relative_damping for b in blocks if closed_form), default=0.0)
     start = Start(weight, name, loss_masked, damping, kind)
     if segment.is_one_layer and name == "least squares":  # nothing is left for Newton to do
         return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start

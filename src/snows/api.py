@@ -168,7 +168,6 @@ def prune(
                 method if isinstance(method, LayerMethod) else None,
                 concrete if solver is not None else concrete.replace(sweeps=1),
                 limits,
-                limits.offloads(world.graph, plan, world.samples.count, world.device),
                 seed,
                 tell,
                 adjust=solver is not None,
@@ -284,7 +283,7 @@ def _choose_masks(
     stored = journal.recall_choice() if isinstance(method, NetworkMethod) else None
     if stored is not None:
         return stored, plan
-    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, limits.targets)
+    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, limits.held)
     together = isinstance(method, NetworkMethod)
     network.patterns = spread_out(plan.patterns, network, default_spread(method), together)
     plan = plan.with_patterns(network.patterns)

@@ -59,7 +59,6 @@ def cascade(
     method: LayerMethod | None,
     recipe: Recipe,
     memory: Memory,
-    offload: bool,
     seed: int,
     tell: Callable[[Event], None],
     adjust: bool = True,
@@ -80,7 +79,7 @@ def cascade(
     variances: dict[str, float] = {}  # of the dense network's operations: those of its own stream never change
 
     def streams() -> list[Stream]:
-        return [Stream(graph, weights, batches, offload) for weights in (dense, current)]
+        return [Stream(graph, weights, batches, memory) for weights in (dense, current)]
 
     for sweep in range(recipe.sweeps):
         dense_stream, pruned_stream = streams()
@@ -98,7 +97,8 @@ def cascade(
                     pruned_stream.advance(position)
                     segment = graph.segment(layers, group[0].horizon)
                     known = variances if recipe.targets == "dense-stream" else {}
-                    problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, memory.targets, known)
+                    keep = memory.targets(graph.live_bytes(position), sum(batches.sizes))
+                    problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, keep, known)
                     if sweep == 0 and method is not None:
                         _choose_masks(method, group, problem, dense, choice)
                     so_far = {**current, **choice.weights} if sweep == 0 else current

@@ -12,11 +12,10 @@ import torch
 from .adjust import curvature_kind, derivative_precision, samples_in_products
 from .blocks import CHUNK_BYTES
 from .graph import Graph, Segment
-from .memory import Memory, linearized_bytes
+from .memory import GRADIENT, Memory, linearized_bytes
 from .plan import Plan, PlannedLayer
 from .recipe import Recipe
 
-_PASS = 1.5  # a gradient's values, errors and slopes, as a multiple of the values
 _FACTORING = 5  # copies of a chunk of row blocks while it is inverted
 _DENSITY = 0.5  # of a given mask, as far as is known beforehand
 
@@ -40,13 +39,15 @@ class Estimate:
         """While the group is solved: what is held all the time, and the largest of what comes and goes."""
         segment = self.graph.segment([planned.layer for planned in group], group[0].horizon)
         cost, micro = segment.cost, min(self.micro_batch, self.samples)
-        offload = self.memory.offloads(self.graph, self.plan, self.samples, self.device)
         live = self.graph.live_bytes(min(planned.layer.position for planned in group))
-        held = 2 * live * (micro if offload else self.samples)
-        targets = cost.output_bytes + (cost.input_bytes if offload else 0)
-        held += targets * (self.samples if targets * self.samples <= self.memory.targets else micro)
+        resident = self.memory.resident(live, self.samples)
+        rests = resident < self.samples
+        held = 2 * live * (resident + micro * rests)
+        targets = cost.output_bytes + cost.input_bytes * rests
+        keeps = targets * self.samples <= self.memory.targets(live, self.samples)
+        held += targets * (self.samples if keeps else micro)
         factors, factoring = self._factors(group)
-        return held + factors + max(factoring, int(_PASS * cost.bytes * micro), self._products(segment, group))
+        return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
 
     def product_samples(self, group: tuple[PlannedLayer, ...]) -> int | None:
         return samples_in_products(self.recipe, [self._inputs(planned) for planned in group])

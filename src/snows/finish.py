@@ -82,7 +82,7 @@ class Finish:
         began = time.perf_counter()
         assert isinstance(self.recipe.finish_steps, int)  # resolved by the plan
         steps, rate = self.recipe.finish_steps, self.recipe.finish_rate
-        fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.streams else self.fitted
+        fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.held else self.fitted
         judged = self.held_out if self.held_out.count else fitted
         match = _Match(self.graph, fitted)
         names = [*self.masks, *self.graph.vectors]

@@ -12,25 +12,27 @@ from .curvature import CurvatureKind
 from .errors import ArgumentError
 from .graph import Graph
 from .graph.segment import Cost
-from .plan import Plan
+from .plan import Plan, PlannedLayer
 from .recipe import Recipe
 
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
-_TARGETS, _PRODUCTS, _STREAMS, _FACTORS = 0.25, 0.3, 0.3, 0.1  # shares
+_HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
+GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that may be used, and by what."""
+    """Bytes that may be used, and by what. `shared`: it is the host's own, and there is nowhere else to rest."""
 
     total: int
+    shared: bool = False
 
     @property
-    def targets(self) -> int:
-        """Of one layer, kept between passes; beyond, they are computed for each pass."""
-        return int(_TARGETS * self.total)
+    def held(self) -> int:
+        """While a layer is solved: activations of all samples, then its targets as far as there is room."""
+        return int(_HELD * self.total)
 
     @property
     def products(self) -> int:
@@ -38,31 +40,30 @@ class Memory:
         return int(_PRODUCTS * self.total)
 
     @property
-    def streams(self) -> int:
-        """Activations of all samples, at one layer; beyond, they rest in the host's memory."""
-        return int(_STREAMS * self.total)
-
-    @property
     def factors(self) -> int:
         """Of one layer's closed form; beyond, they rest in the host's memory."""
         return int(_FACTORS * self.total)
 
-    def offloads(self, graph: Graph, plan: Plan, samples: int, device: torch.device) -> bool:
-        """Whether the two streams are too large for a device that is not the host itself."""
-        if device.type == "cpu":
-            return False
-        largest = max((graph.live_bytes(planned.layer.position) for planned in plan.pruned), default=0)
-        return 2 * largest * samples > self.streams
+    def resident(self, live_bytes: int, samples: int) -> int:
+        """Samples whose activations stay on the device, in both streams; those of the others rest in the host's memory.
+
+        `live_bytes`: of one sample in one stream, at the layer.
+        """
+        return samples if self.shared else min(samples, self.held // max(2 * live_bytes, 1))
+
+    def targets(self, live_bytes: int, samples: int) -> int:
+        """Of one layer, kept between passes; beyond, they are computed for each pass."""
+        return self.held - 2 * live_bytes * min(self.resident(live_bytes, samples), self.held // max(2 * live_bytes, 1))
 
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:
     """What was given, or what is free."""
     if given is not None:
-        return Memory(given)
+        return Memory(given, shared=device.type == "cpu")
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return Memory(_CPU_BYTES)
+    return Memory(_CPU_BYTES, shared=device.type == "cpu")
 
 
 def as_bytes(given: int | str | None) -> int | None:
@@ -91,8 +92,13 @@ def micro_batch_size(
     graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
 ) -> int:
     """Samples in one piece, so that a pass over the largest segment fits."""
-    costs = (graph.cost([planned.layer for planned in group], group[0].horizon) for group in plan.groups)
-    largest = max((cost.bytes for cost in costs), default=1)
-    fitting = memory.products // max(2 * largest, 1)
+
+    def needed(group: tuple[PlannedLayer, ...]) -> int:
+        cost = graph.cost([planned.layer for planned in group], group[0].horizon)
+        live = graph.live_bytes(min(planned.layer.position for planned in group))
+        return int(GRADIENT * cost.bytes) + cost.output_bytes + 2 * live
+
+    largest = max((needed(group) for group in plan.groups), default=1)
+    fitting = int(_PASS * memory.total) // max(largest, 1)
     wanted = recipe.minibatch or recipe.product_samples or samples
     return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))

@@ -47,11 +47,8 @@ class LayerProblem:
         self.sizes = self.pruned.sizes
         self.held_out = self.pruned.held_out
         cost = self.segment.cost
-        held = cost.output_bytes + (
-            cost.input_bytes if self.pruned.offload else 0
-        )  # else the stream itself holds these
-        needed = held * sum(self.sizes)
-        self._keeps = needed <= self.keep_bytes
+        held = cost.output_bytes + (cost.input_bytes if self.pruned.rests else 0)  # else the stream itself holds these
+        self._keeps = held * sum(self.sizes) <= self.keep_bytes
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -13,6 +13,7 @@ from torch import Tensor
 from .calibration import Samples
 from .graph import Graph
 from .graph.segment import Values
+from .memory import Memory
 
 
 @dataclass(frozen=True)
@@ -55,17 +56,20 @@ class _Inputs(Sequence[Values]):
 class Stream:
     """For each micro-batch, the values alive at one position of the graph. Moves forward only.
 
-    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. With `offload` the
-    values rest in the host's memory, and only the micro-batch that is asked for is on the device.
+    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. What
+    does not fit the `memory` rests in the host's, and comes to the device when it is asked for.
     """
 
-    def __init__(self, graph: Graph, parameters: Mapping[str, Tensor], batches: Batches, offload: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, parameters: Mapping[str, Tensor], batches: Batches, memory: Memory | None = None
+    ) -> None:
         self.graph = graph
         self.parameters = parameters
         self.position = 0
         self.sizes = batches.sizes
         self.fitted = len(self.sizes) - batches.held_out  # micro-batches that weights are fitted to
-        self.offload = offload
+        self.rests = False  # whether some values are in the host's memory
+        self._memory = memory
         self._inputs = batches.values
         self._values: list[Values | None] = [None] * len(self.sizes)  # None: the inputs themselves
         self._device: torch.device | None = None  # where values come from
@@ -94,7 +98,7 @@ class Stream:
         return other
 
     def _fetched(self, values: Values) -> Values:
-        if not self.offload:
+        if not self.rests:
             return values
         return {
             name: value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
@@ -112,15 +116,20 @@ class Stream:
             return
         program = self.graph.program(self.position, position)
         alive = self.graph.live(position)
-        for index in range(len(self.sizes)):
+        room = samples = sum(self.sizes)
+        if self._memory is not None:
+            room = self._memory.resident(self.graph.live_bytes(position), samples)
+        for index, size in enumerate(self.sizes):
             values = self[index]
             with torch.no_grad():
                 values = {**values, **program(values, self.parameters)}
-            self._values[index] = {name: self._at_rest(values[name]) for name in alive}
+            room -= size
+            self._values[index] = {name: values[name] if room >= 0 else self._at_rest(values[name]) for name in alive}
+        self.rests = room < 0
         self.position = position
 
     def _at_rest(self, value: Any) -> Any:
-        if not self.offload or not isinstance(value, Tensor):
+        if not isinstance(value, Tensor):
             return value
         self._device = value.device
         on_host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
