@@ -98,109 +98,142 @@ def solve_layer(
     """
     precision = derivative_precision(recipe, problem.segment, masked.device, masked.dtype)
     objective = problem.objective(recipe.normalization, precision)
-    newton, start = _solve(problem, objective, masked, mask, recipe, memory, turn)
+    found, start = _Solve(problem, objective, masked, mask, recipe, memory, turn).run()
     if not problem.held_out:
-        return Solved(newton.weight, newton.loss, newton, start, "solved", math.nan, math.nan)
+        return Solved(found.weight, found.loss, found, start, "solved", math.nan, math.nan)
     judge = objective.subset(problem.held_out)
     candidates = [("masked weights", masked, start.loss_masked)]
     if start.weight is not masked:
-        candidates.append((start.name, start.weight, newton.loss_before))
-    if newton.weight is not start.weight:
-        candidates.append(("solved", newton.weight, newton.loss))
+        candidates.append((start.name, start.weight, found.loss_before))
+    if found.weight is not start.weight:
+        candidates.append(("solved", found.weight, found.loss))
     held_out = [judge.loss(weight) for _, weight, _ in candidates]
     best = min(range(len(candidates)), key=lambda i: held_out[i] if math.isfinite(held_out[i]) else math.inf)
     name, weight, loss = candidates[best]
-    kept = "solved" if weight is newton.weight else name
-    return Solved(weight, loss, newton, start, kept, held_out[0], held_out[best])
+    kept = "solved" if weight is found.weight else name
+    return Solved(weight, loss, found, start, kept, held_out[0], held_out[best])
 
 
-def _solve(
-    problem: LayerProblem,
-    objective: Objective,
-    masked: Tensor,
-    mask: Tensor,
-    recipe: Recipe,
-    memory: Memory,
-    turn: Turn,
-) -> tuple[Newton, Start]:
-    """Newton-CG from the better of two starts. After the first sweep the weights so far always are."""
-    segment, pack, unpack = problem.segment, problem.packing.pack, problem.packing.unpack
-    kind = curvature_kind(recipe, segment)
-    closed_form = recipe.start == "closed-form" and turn.sweep == 0
-    blocks: list[RowBlocks] = []
-    if closed_form or recipe.preconditioner == "rows":
-        samples = None if closed_form else recipe.product_samples  # a preconditioner needs no more than products do
-        moments = [problem.moments(index, samples) for index in range(len(segment.layers))]
-        # A closed form needs double precision. A preconditioner does not, and stands for the damped system.
-        exact, ridge = (
-            (torch.float64, recipe.ridge) if closed_form else (masked.dtype, max(recipe.ridge, recipe.relative_damping))
-        )
-        parts = zip(moments, unpack(mask), strict=True)
+class _Solve:
+    """What one solve works with, and its stages: the start, then Newton's method on all samples or on mini-batches."""
+
+    def __init__(
+        self,
+        problem: LayerProblem,
+        objective: Objective,
+        masked: Tensor,
+        mask: Tensor,
+        recipe: Recipe,
+        memory: Memory,
+        turn: Turn,
+    ) -> None:
+        self.problem, self.objective, self.masked, self.mask = problem, objective, masked, mask
+        self.recipe, self.memory, self.turn = recipe, memory, turn
+        self.segment, self.pack, self.unpack = problem.segment, problem.packing.pack, problem.packing.unpack
+        self.kind = curvature_kind(recipe, problem.segment)
+        self.closed_form = recipe.start == "closed-form" and turn.sweep == 0
+        self.blocks, self.cross = self._row_blocks()
+
+    def run(self) -> tuple[Newton, Start]:
+        """From the better of two starts; after the first sweep the weights so far always are."""
+        start, loss, gradient = self._start()
+        if self.segment.is_one_layer and start.weight is not self.masked:  # nothing is left for Newton to do
+            return Newton(start.weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start
+        if self.recipe.minibatch is not None:
+            return self._on_minibatches(start.weight, loss, self.recipe.minibatch), start
+        newton = self._on_all_samples(start.weight, None if gradient is None else (loss, gradient))
+        return newton, start if self.closed_form else replace(start, loss_masked=newton.loss_before)
+
+    def _row_blocks(self) -> tuple[list[RowBlocks], list[Tensor]]:
+        """Of each layer, with the second moments of its inputs and targets."""
+        if not self.closed_form and self.recipe.preconditioner is None:
+            return [], []
+        # A closed form needs all samples and double precision. A preconditioner does not, and stands for the damped
+        # system.
+        samples, dtype, ridge = None, torch.float64, self.recipe.ridge
+        if not self.closed_form:
+            samples, dtype = self.recipe.product_samples, self.masked.dtype
+            ridge = max(ridge, self.recipe.relative_damping)
+        moments = [self.problem.moments(index, samples) for index in range(len(self.segment.layers))]
+        masks = [part.flatten(1) for part in self.unpack(self.mask)]
         try:
             blocks = [
-                RowBlocks(m.gram.to(exact), part.flatten(1), ridge, masked.dtype, memory.factors) for m, part in parts
+                RowBlocks(m.gram.to(dtype), kept, ridge, self.masked.dtype, self.memory.factors)
+                for m, kept in zip(moments, masks, strict=True)
             ]
         except StatisticsError as error:
-            message = f"{segment.layers[0].name}: {error}; it is solved without its closed form"
+            message = f"{self.segment.layers[0].name}: {error}; it is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
-    weight, name = masked, "masked weights"
-    loss = loss_masked = math.nan  # where nothing is to be compared, Newton's method says what it is
-    if closed_form or recipe.minibatch is not None:
-        loss = loss_masked = objective.loss(masked)
-    slope = None
-    if blocks and closed_form:
-        weights = zip(blocks, unpack(masked), moments, strict=True)
-        refit = pack([b.refit(w.flatten(1), m.cross).weight.view_as(w) for b, w, m in weights])
-        if segment.is_one_layer or recipe.minibatch is not None:
-            loss_refit = objective.loss(refit)
+            return [], []
+        return blocks, [m.cross for m in moments]
+
+    def _start(self) -> tuple[Start, float, Tensor | None]:
+        """Least squares, or the weights so far where these are better: with the loss there and, if known, its gradient.
+
+        Where nothing is to be compared the loss is not known: Newton's method will say what it is.
+        """
+        start = Start(self.masked, "masked weights", math.nan, 0.0, self.kind)
+        if not self.closed_form and self.recipe.minibatch is None:
+            return start, math.nan, None
+        loss = self.objective.loss(self.masked)
+        start = replace(start, loss_masked=loss)
+        if not self.blocks or not self.closed_form:
+            return start, loss, None
+        start = replace(start, relative_damping=max(block.relative_damping for block in self.blocks))
+        parts = zip(self.blocks, self.unpack(self.masked), self.cross, strict=True)
+        refit = self.pack([block.refit(part.flatten(1), cross).weight.view_as(part) for block, part, cross in parts])
+        gradient = None
+        if self.segment.is_one_layer or self.recipe.minibatch is not None:
+            loss_refit = self.objective.loss(refit)
         else:  # most likely Newton's method begins here
-            loss_refit, slope = objective.loss_and_gradient(refit)
-        if loss_refit < loss:
-            weight, loss, name = refit, loss_refit, "least squares"
-    damping = max((b.relative_damping for b in blocks if closed_form), default=0.0)
-    start = Start(weight, name, loss_masked, damping, kind)
-    if segment.is_one_layer and name == "least squares":  # nothing is left for Newton to do
-        return Newton(weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start
+            loss_refit, gradient = self.objective.loss_and_gradient(refit)
+        if not loss_refit < loss:
+            return start, loss, None
+        return replace(start, weight=refit, name="least squares"), loss_refit, gradient
 
-    probe = torch.randint(0, 2, mask.shape, generator=turn.generator()).to(mask.device, masked.dtype) * 2 - 1
-    probe = probe * mask
+    def _on_all_samples(self, weight: Tensor, known: tuple[float, Tensor] | None) -> Newton:
+        """Gradient and line search on all samples, products on some."""
+        inputs = [int(part.flatten(1).sum(1).max()) for part in self.unpack(self.mask)]
+        samples = samples_in_products(self.recipe, inputs)
+        narrow = self.problem if samples is None else self.problem.narrowed(samples)
+        sampled = narrow.objective(self.recipe.normalization, self.objective.precision)
+        begin = self.turn.sweep * self.recipe.newton_steps
+        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, begin)
+        systems = lambda at, step: self._system(sampled.subset(subsets(step)), at)  # noqa: E731
+        return newton(self.objective, systems, weight, self.mask, self._options(), known)
 
-    def system(curvature: Objective, at: Tensor) -> System:
-        held = linearized_bytes(segment.cost, kind, curvature.precision or at.dtype)
-        keep = held * curvature.samples <= memory.products
-        product = restrict(curvature.product(kind, at, keep), mask)
-        if recipe.preconditioner is None or not blocks:
+    def _on_minibatches(self, weight: Tensor, loss: float, samples: int) -> Newton:
+        """Algorithm 2 as written: gradient, line search and products on one mini-batch after another."""
+        steps = cg_steps = negative = 0
+        for part in _consecutive(self.problem.sizes[: len(self.objective.chosen)], samples):
+            batch = self.objective.subset(part)
+            systems = lambda at, _, batch=batch: self._system(batch, at)  # noqa: E731
+            solved = newton(batch, systems, weight, self.mask, self._options())
+            weight = solved.weight
+            steps, cg_steps = steps + solved.steps, cg_steps + solved.cg_steps
+            negative += solved.negative_curvature
+        final = self.objective.loss(weight)
+        return Newton(weight, loss, final, steps, cg_steps, NewtonOutcome.STEPS_DONE, negative)
+
+    def _system(self, curvature: Objective, at: Tensor) -> System:
+        """Newton's system on kept weights, with the row blocks as preconditioner."""
+        held = linearized_bytes(self.segment.cost, self.kind, curvature.precision or at.dtype)
+        keep = held * curvature.samples <= self.memory.products
+        product = restrict(curvature.product(self.kind, at, keep), self.mask)
+        if self.recipe.preconditioner is None or not self.blocks:
             return System(product)
-        rows = RowPreconditioner(blocks, unpack(probe), unpack(product(probe)))
-        return System(product, rows.mean_diagonal, lambda residual: pack(rows(unpack(residual))))
+        signs = torch.randint(0, 2, self.mask.shape, generator=self.turn.generator()) * 2 - 1
+        probe = signs.to(self.mask.device, at.dtype) * self.mask
+        rows = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)))
+        return System(product, rows.mean_diagonal, lambda residual: self.pack(rows(self.unpack(residual))))
 
-    assert isinstance(recipe.cg_absolute_tolerance, float)  # resolved by the plan
-    options = NewtonOptions(
-        recipe.newton_steps,
-        CGOptions(recipe.cg_steps, recipe.cg_absolute_tolerance, recipe.cg_relative_tolerance, recipe.cg_least_gain),
-        recipe.damping,
-        recipe.relative_damping,
-        recipe.armijo,
-    )
-    if recipe.minibatch is None:
-        samples = samples_in_products(recipe, [int(part.flatten(1).sum(1).max()) for part in unpack(mask)])
-        narrow = problem if samples is None else problem.narrowed(samples)
-        sampled = narrow.objective(recipe.normalization, objective.precision)
-        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, turn.sweep * recipe.newton_steps)
-        known = (loss, slope) if slope is not None and weight is not masked else None
-        systems = lambda at, step: system(sampled.subset(subsets(step)), at)  # noqa: E731
-        found = newton(objective, systems, weight, mask, options, known)
-        return found, start if closed_form else replace(start, loss_masked=found.loss_before)
-
-    steps = cg_steps = negative = 0
-    for part in _consecutive(problem.sizes[: len(objective.chosen)], recipe.minibatch):
-        batch = objective.subset(part)
-        solved = newton(batch, lambda at, _, batch=batch: system(batch, at), weight, mask, options)  # type: ignore[misc]
-        weight = solved.weight
-        steps, cg_steps = steps + solved.steps, cg_steps + solved.cg_steps
-        negative += solved.negative_curvature
-    final = objective.loss(weight)
-    return Newton(weight, loss, final, steps, cg_steps, NewtonOutcome.STEPS_DONE, negative), start
+    def _options(self) -> NewtonOptions:
+        recipe = self.recipe
+        assert isinstance(recipe.cg_absolute_tolerance, float)  # resolved by the plan
+        cg = CGOptions(
+            recipe.cg_steps, recipe.cg_absolute_tolerance, recipe.cg_relative_tolerance, recipe.cg_least_gain
+        )
+        return NewtonOptions(recipe.newton_steps, cg, recipe.damping, recipe.relative_damping, recipe.armijo)
 
 
 def _rotating_subsets(sizes: tuple[int, ...], samples: int | None, turn: int) -> Callable[[int], tuple[int, ...]]:
