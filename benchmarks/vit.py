@@ -28,6 +28,7 @@ from snows.data import read_npz
 from snows.recipe import DEFAULT, Recipe
 
 ALL = "qkv,out,mlp"
+TOKENS = 197  # of 224 x 224 pixels in patches of 16, and the class token
 CASES = (  # layers, pattern, mask
     ("qkv", "2:4", "magnitude"),
     ("mlp", "2:4", "magnitude"),
@@ -51,11 +52,23 @@ ABLATION: dict[str, dict[str, Any]] = {
     "K=12, then the last stage": {"horizon": 12, "sweeps": 1},
     "K=12, mean squared errors": {**CASCADE, "normalization": "mean"},
 }
+
+
+def _class_token_error(found: Tensor, wanted: Tensor) -> Tensor:
+    """The first token counts as much as all others together."""
+    error = (found - wanted).square()
+    if TOKENS not in error.shape:
+        return error.mean()
+    axis = error.shape.index(TOKENS)
+    return (error.select(axis, 0).mean() + error.narrow(axis, 1, TOKENS - 1).mean()) / 2
+
+
 PARTS: dict[str, dict[str, Any]] = {  # what is taken out of the last stage, or put otherwise
     "last stage, images as they are": {"snows.finish.random_views": lambda images, generator: images},
     "last stage, biases and norms as they are": {"snows.graph.graph.Graph.vectors": []},
     "last stage, outputs alone": {"snows.finish._OUTPUT_SHARE": 1.0},
     "last stage, outputs and operations by half": {"snows.finish._OUTPUT_SHARE": 0.5},
+    "last stage, class token as much as all patches": {"snows.finish._error": _class_token_error},
     "last stage, a tenth of the steps": {"snows.plan._FINISH_STEPS": 150},
 }
 SIZES = {  # width, depth, heads; K of the paper's tables; blocks to time; memory

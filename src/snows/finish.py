@@ -135,7 +135,7 @@ class _Match:
         with torch.no_grad():
             wanted = self._run(leaves, self.graph.parameters)
         found = self._run(leaves, {**self.graph.parameters, **parameters})
-        losses = [weight * F.mse_loss(found[name], wanted[name]) for name, weight in self.weights.items()]
+        losses = [weight * _error(found[name], wanted[name]) for name, weight in self.weights.items()]
         return torch.stack(losses).sum()
 
     def mean_loss(self, samples: Samples, parameters: Mapping[str, Tensor], size: int) -> float:
@@ -149,6 +149,10 @@ class _Match:
     def _run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor]) -> Values:
         named = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
         return self.program(named, parameters)
+
+
+def _error(found: Tensor, wanted: Tensor) -> Tensor:
+    return F.mse_loss(found, wanted)
 
 
 def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str, float]:
