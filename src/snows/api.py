@@ -37,6 +37,7 @@ from .report import DenseLayer, LayerReport, Report, SolveReport
 from .state import open_journal
 from .streams import cut
 from .version import __version__
+from .views import with_mirrored
 
 _PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did
 
@@ -149,6 +150,8 @@ def prune(
         journal = open_journal(resume, lambda: _settings(world, chosen, settings), world.device)
         held_out = concrete.held_out_samples(world.samples.count) if solver is not None else 0
         fitted, judged = world.samples.split(world.samples.count - held_out)
+        if concrete.mirror:
+            fitted = with_mirrored(fitted).shuffled(seed)
         choice, plan_of_method = _choose_masks(given, method, world, fitted, plan, seed, journal, limits)
         if solver is None and not isinstance(method, LayerMethod):
             weights = {
@@ -158,7 +161,9 @@ def prune(
         else:
             size = micro_batch_size(world.graph, plan, fitted.count, concrete, world.device, limits)
             if solver is not None and world.device.type != "cpu":
-                expected = Estimate(world.graph, plan, concrete, limits, world.device, world.samples.count, size).peak()
+                expected = Estimate(
+                    world.graph, plan, concrete, limits, world.device, fitted.count + judged.count, size
+                ).peak()
                 say(f"about {expected / 2**30:.1f} GiB of the device's memory will be used")
             weights = cascade(
                 world.graph,

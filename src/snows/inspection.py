@@ -71,7 +71,7 @@ def inspect(
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)
     world = prepare(model, calibration, device, seed=0)
-    count = samples or world.samples.count
+    count = (samples or world.samples.count) * (2 if chosen.mirror else 1)
     chosen = resolve(chosen, world.graph, world.device.type)
     assert isinstance(chosen.sweeps, int)
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
@@ -82,7 +82,9 @@ def inspect(
     found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
     finish = _finish_seconds(world.graph, chosen, count, speed)
-    return Inspection(type(model).__name__, count, chosen.sweeps, tuple(found), weights, finish)
+    return Inspection(
+        type(model).__name__, samples or world.samples.count, chosen.sweeps, tuple(found), weights, finish
+    )
 
 
 def _pruned(

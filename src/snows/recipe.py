@@ -43,6 +43,8 @@ class Recipe:
     minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
     held_out            share of the samples that no weight is fitted to: new weights are kept where the K-step loss of
                         these is lower than before. 0: wherever that of the fitted samples is
+    mirror              whether images are fitted mirrored, too, left to right: more samples for nothing but time, where
+                        mirror images look alike (photographs do, letters do not)
     finish_steps        of the last stage, in which all kept weights are matched together (`snows.finish`); 0: none;
                         "auto": by kind of network
     finish_batch, …rate samples in one of these steps, and the rate of Adam
@@ -68,6 +70,7 @@ class Recipe:
     product_samples: int | None = 1000
     minibatch: int | None = None
     held_out: float = 0.05
+    mirror: bool = False
     finish_steps: int | Literal["auto"] = "auto"
     finish_batch: int = 64
     finish_rate: float = 1e-3
@@ -112,6 +115,7 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
     "start": ("closed-form", "masked"),
     "preconditioner": ("rows", None),
     "precision": ("auto", "full"),
+    "mirror": (False, True),
 }
 _NAMED: Mapping[str, tuple[object, ...]] = {
     "horizon": ("auto", "paper"),

@@ -1,13 +1,18 @@
-"""Random views of images: crops, mirrored, mixed with one another.
+"""Views of images: mirrored; or random crops, mirrored and mixed with one another.
 
 Whatever a view shows, the dense network says what is right for it: a thousand images do not run out.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .calibration import Samples
+from .errors import ArgumentError
 
 _SMALLEST_CROP = 0.35  # share of the image's area
 _MIXED = 0.5  # share of the batches in which images are mixed
@@ -19,6 +24,19 @@ def is_image(leaf: object) -> bool:
     if not isinstance(leaf, Tensor) or leaf.ndim != 4 or not leaf.is_floating_point():
         return False
     return leaf.shape[1] <= 4 and min(leaf.shape[2:]) >= _SMALLEST_IMAGE
+
+
+def with_mirrored(samples: Samples) -> Samples:
+    """Each sample, and after all of them each with its images mirrored, left to right."""
+    if not any(is_image(leaf) for leaf in samples.leaves):
+        shapes = [tuple(leaf.shape) for leaf in samples.leaves if isinstance(leaf, Tensor)]
+        raise ArgumentError(f"recipe: mirror is for images (samples x channels x height x width); inputs are {shapes}")
+    leaves = [
+        torch.cat([leaf, leaf.flip(-1) if is_image(leaf) else leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf
+        for leaf in samples.leaves
+    ]
+    labels = None if samples.labels is None else samples.labels.repeat(2)
+    return replace(samples, leaves=leaves, count=2 * samples.count, labels=labels)
 
 
 def random_views(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -18,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api, memory, preparation
 from snows.curvature import Objective
+from snows.data import load_data
 from snows.errors import StatisticsError
+from snows.models import build_model
 from snows.problem import LayerProblem
 from snows.rows import RowBlocks
 from snows.solver import Newton, NewtonOutcome
@@ -683,3 +685,25 @@ def test_a_weight_with_two_names_that_is_used_once_is_pruned() -> None:
     assert list(result.masks) == ["spare.weight"]
     assert result.model.used.weight is result.model.spare.weight
     assert int((result.model.used.weight == 0).sum()) == 8
+
+
+def test_mirrored_images_are_samples_like_others() -> None:
+    """The same as fitting to both, but for their order and for what is held out."""
+    model, data = build_model("resnet20-fashion"), load_data("fashion", 40, 0)
+    recipe = snows.Recipe(horizon=0, sweeps=1, held_out=0.0, mirror=True)
+    options = {"layers": "layer1.0.conv1", "progress": False}
+    mirrored = snows.prune(model, data.calibration, "1:4", recipe=recipe, **options)
+    both = torch.cat([data.calibration, data.calibration.flip(-1)])
+    expected = snows.prune(model, both, "1:4", recipe=recipe.replace(mirror=False), **options)
+    plain = snows.prune(model, data.calibration, "1:4", recipe=recipe.replace(mirror=False), **options)
+    name = "layer1.0.conv1.weight"
+    found, wanted, other = (dict(r.model.named_parameters())[name] for r in (mirrored, expected, plain))
+    assert float((found - wanted).norm()) < 0.01 * float((found - other).norm())  # sums in another order
+    assert mirrored.report.samples == 40
+
+
+def test_what_is_no_image_is_not_mirrored() -> None:
+    with pytest.raises(snows.ArgumentError, match="mirror is for images"):
+        snows.prune(make("mlp"), example("mlp", 20), "2:4", recipe=snows.Recipe(mirror=True), progress=False)
+    with pytest.raises(snows.ArgumentError, match="expected one of False, True"):
+        snows.Recipe(mirror="yes")  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ WRONG: dict[str, list[Any]] = {
     "relative_damping": [-1e-4, None, math.inf],
     "armijo": [-1, "1e-5", math.nan],
     "precision": ["half", None],
+    "mirror": ["yes", None, 2],
     "product_samples": [0, 10.0, "all"],
     "minibatch": [0, -5, 2.5, "all"],
     "finish_steps": [-1, 1.5, "many", None],
