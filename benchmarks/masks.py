@@ -17,7 +17,6 @@ Test images decide nothing: options of the methods were chosen on calibration da
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import warnings
@@ -26,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import DATA, HERE, correct, environment, paired_drop, percent
+from accuracy import DATA, correct, environment, paired_drop, percent
 from networks import load_network, normalization
+from sections import make_parser
 from torch import Tensor
 
 import snows
@@ -160,18 +160,13 @@ CASES: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {  
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=list(CASES))
-    parser.add_argument("--shared", type=Path, default=Path("../shared"), help="folder with data/ and checkpoints/")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--samples", type=int, help="instead of the case's own")
+    parser = make_parser(__doc__, CASES)
     parser.add_argument("--seeds", type=int, help="instead of the case's own")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore", snows.SnowsWarning)
-    case, samples, seeds = CASES[options.case]
-    path = options.out / f"masks-{options.case}.json"
+    case, samples, seeds = CASES[options.section]
+    path = options.out / f"masks-{options.section}.json"
     done = json.loads(path.read_text())["rows"] if path.exists() else []
     for result in case(options.shared, options.device, options.samples or samples, options.seeds or seeds, done):
         path.write_text(json.dumps(result, indent=2) + "\n")  # after every run: what is done is kept

@@ -53,7 +53,7 @@ class Memory:
 
     def targets(self, live_bytes: int, samples: int) -> int:
         """Of one layer, kept between passes; beyond, they are computed for each pass."""
-        return self.held - 2 * live_bytes * min(self.resident(live_bytes, samples), self.held // max(2 * live_bytes, 1))
+        return max(0, self.held - 2 * live_bytes * self.resident(live_bytes, samples))
 
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:
