@@ -21,6 +21,7 @@ from .rows import RowBlocks, RowPreconditioner
 from .solver import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, newton
 
 _SAMPLES_PER_INPUT, _LEAST_SAMPLES = 7, 100  # in products
+_PARTS_OF_THE_WAY = (("half of the way", 0.5), ("a quarter of the way", 0.25))
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Solved:
-    """A layer's weight after a solve. `kept` says which: the solve's own, or the start where that did better on
-    held-out samples."""
+    """A layer's weight after a solve. `kept` says which: the solve's own, or where that did better on held-out samples
+    the start, or a part of the way from there."""
 
     weight: Tensor
     loss: float
@@ -101,17 +102,45 @@ def solve_layer(
     found, start = _Solve(problem, objective, masked, mask, recipe, memory, turn).run()
     if not problem.held_out:
         return Solved(found.weight, found.loss, found, start, "solved", math.nan, math.nan)
-    judge = objective.subset(problem.held_out)
-    candidates = [("masked weights", masked, start.loss_masked)]
+    candidates = [_Candidate("masked weights", masked, start.loss_masked)]
     if start.weight is not masked:
-        candidates.append((start.name, start.weight, found.loss_before))
+        candidates.append(_Candidate(start.name, start.weight, found.loss_before))
     if found.weight is not start.weight:
-        candidates.append(("solved", found.weight, found.loss))
-    held_out = [judge.loss(weight) for _, weight, _ in candidates]
-    best = min(range(len(candidates)), key=lambda i: held_out[i] if math.isfinite(held_out[i]) else math.inf)
-    name, weight, loss = candidates[best]
-    kept = "solved" if weight is found.weight else name
-    return Solved(weight, loss, found, start, kept, held_out[0], held_out[best])
+        candidates.append(_Candidate("solved", found.weight, found.loss))
+    best, held_out, held_out_masked = _best_on_held_out(objective, problem.held_out, candidates)
+    kept = "solved" if best.weight is found.weight else best.name
+    loss = objective.loss(best.weight) if best.loss is None else best.loss
+    return Solved(best.weight, loss, found, start, kept, held_out_masked, held_out)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: str
+    weight: Tensor
+    loss: float | None = None  # of the fitted samples, where it is known
+
+
+def _best_on_held_out(
+    objective: Objective, held_out: Sequence[int], candidates: Sequence[_Candidate]
+) -> tuple[_Candidate, float, float]:
+    """With its loss there, and that of the first. The last candidate is the solve's: where it went too far, that is
+    for fitted samples alone, a part of its way may still be the best."""
+    judge = objective.subset(held_out)
+
+    def loss(candidate: _Candidate) -> float:
+        value = judge.loss(candidate.weight)
+        return value if math.isfinite(value) else math.inf
+
+    losses = [loss(candidate) for candidate in candidates]
+    least = min(losses)
+    best, solved = candidates[losses.index(least)], candidates[-1]
+    if best is not solved and math.isfinite(losses[-1]):
+        for name, share in _PARTS_OF_THE_WAY:
+            part = _Candidate(name, best.weight + share * (solved.weight - best.weight))
+            value = loss(part)
+            if value < least:
+                return part, value, losses[0]
+    return best, least, losses[0]
 
 
 class _Solve:
@@ -224,7 +253,9 @@ class _Solve:
             return System(product)
         signs = torch.randint(0, 2, self.mask.shape, generator=self.turn.generator()) * 2 - 1
         probe = signs.to(self.mask.device, at.dtype) * self.mask
-        rows = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)))
+        # rows of query and key matter less than those of value by far
+        alike = self.segment.is_matched_itself
+        rows = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)), alike)
         return System(product, rows.mean_diagonal, lambda residual: self.pack(rows(self.unpack(residual))))
 
     def _options(self) -> NewtonOptions:

@@ -31,9 +31,14 @@ class SolveReport:
     curvature: str
     relative_damping: float  # of the closed form; above the recipe's ridge where the statistics were singular
     seconds: float
-    kept: str = "solved"  # "solved", or the start where that did better on held-out samples
+    kept: str = "solved"  # "solved"; or where that did better on held-out samples the start, or a part of the way
     held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
     held_out: float = math.nan  # of the weights that were kept
+
+    @property
+    def worse(self) -> bool:
+        """Whether the solve did worse on held-out samples than what was kept."""
+        return self.kept != "solved"
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,10 @@ class Report:
         solves = [s for layer in self.layers if layer.name == layer.group[0] for s in layer.solves]  # of groups: once
         ridge = float(self.recipe.get("ridge", 0.0))
         counts = Counter(solve.outcome for solve in solves)
-        counts["worse on held-out samples; the start was kept"] = sum(solve.kept != "solved" for solve in solves)
+        worse = Counter(
+            "part of the way" if "of the way" in solve.kept else "the start" for solve in solves if solve.worse
+        )
+        counts.update({f"worse on held-out samples; {kept} was kept": count for kept, count in worse.items()})
         counts["negative curvature in CG"] = sum(solve.negative_curvature for solve in solves)
         counts["singular statistics, damped more"] = sum(solve.relative_damping > ridge for solve in solves)
         return {event: count for event, count in counts.items() if count}

@@ -159,17 +159,24 @@ class RowBlocks:
 class RowPreconditioner:
     """Row blocks scaled to a true product: row r of B is about scale_r * gram[kept_r, kept_r].
 
-    One Rademacher probe z estimates each row's trace of B, z_r . (B z)_r (Hutchinson); noise is clamped above zero.
-    There are as many of all as there are weights solved together.
+    One Rademacher probe z estimates each row's trace of B, z_r . (B z)_r (Hutchinson). Where rows act on one another
+    that is mostly noise, below zero even: rows that are `alike` are drawn half of the way to their mean. There are as
+    many of all as there are weights solved together.
     """
 
     def __init__(
-        self, blocks: Sequence[RowBlocks], probes: Sequence[Tensor], products_of_probes: Sequence[Tensor]
+        self,
+        blocks: Sequence[RowBlocks],
+        probes: Sequence[Tensor],
+        products_of_probes: Sequence[Tensor],
+        alike: bool = False,
     ) -> None:
         pairs = zip(probes, products_of_probes, strict=True)
-        estimates = [(probe * product).flatten(1).sum(1).double() for probe, product in pairs]
-        floor = 1e-3 * float(torch.cat(estimates).clamp(min=0).mean())
-        estimates = [estimate.clamp(min=floor or 1e-30) for estimate in estimates]
+        estimates = [(probe * product).flatten(1).sum(1).double().clamp(min=0) for probe, product in pairs]
+        mean = float(torch.cat(estimates).mean())
+        if alike:
+            estimates = [(estimate + mean) / 2 for estimate in estimates]
+        estimates = [estimate.clamp(min=1e-3 * mean or 1e-30) for estimate in estimates]
         self._blocks = blocks
         self._scales = [
             (block.trace.double().clamp(min=1e-30).to(estimate.device) / estimate).to(probe.dtype)[:, None]

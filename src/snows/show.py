@@ -31,10 +31,12 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
-    rejected = sum(solve.kept != "solved" for layer in report.layers for solve in layer.solves)
+    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
     if rejected:
         solves = sum(len(layer.solves) for layer in report.layers)
-        console.print(f"  {rejected} of {solves} solves did worse on held-out samples; their start was kept")
+        console.print(
+            f"  {rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
+        )
     if report.permutation:
         before, after = report.permutation["kept_before"], report.permutation["kept_after"]
         console.print(f"  channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}")

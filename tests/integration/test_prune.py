@@ -162,6 +162,24 @@ def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, m
     assert result.report.events["worse on held-out samples; the start was kept"] == len(solves)
 
 
+def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as far as Newton's method would go."""
+    solve = adjust.newton
+
+    def too_far(*arguments: Any) -> Newton:
+        start, found = arguments[2], solve(*arguments)
+        return replace(found, weight=start + 4 * (found.weight - start), loss=0.0)
+
+    monkeypatch.setattr(adjust, "newton", too_far)
+    report = quick("conv-bn", "2:4").report
+    solves = [solve for layer in report.layers for solve in layer.solves if "of the way" in solve.kept]
+    assert solves
+    for solve_report in solves:
+        assert 0 < solve_report.held_out < solve_report.held_out_masked
+        assert solve_report.loss > 0  # measured, not that of the solve
+    assert report.events["worse on held-out samples; part of the way was kept"] == len(solves)
+
+
 def test_with_nothing_held_out_every_solve_is_kept() -> None:
     result = quick("conv-bn", "2:4", recipe=QUICK.replace(held_out=0.0))
     check(result, make("conv-bn"))

@@ -133,6 +133,11 @@ class Segment:
         return len(self.outputs) - 1
 
     @property
+    def is_matched_itself(self) -> bool:
+        """Whether operation 0 is a layer's own output. That of query, key and value is the attention they meet in."""
+        return self.outputs[0] in self.own[0].gives
+
+    @property
     def is_one_layer(self) -> bool:
         """Whether the outputs are those of one layer and nothing else: the K=0 problem with a closed form."""
         return len(self.own) == 1 and self.outputs == self.own[0].gives
