@@ -26,13 +26,14 @@ def make_parser(description: str | None, sections: Iterable[str]) -> argparse.Ar
 
 
 def measure_rows(section: Section, path: Path, device: str) -> list[Row]:
-    """Rows that the file has are not measured again."""
+    """Rows that the file has are not measured again. Each says by which code it was measured."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
     for what, measure in section:
         if any(all(row.get(key) == value for key, value in what.items()) for row in rows):
             continue
-        rows.append({**what, **measure()})
+        found = environment(device)
+        rows.append({**what, **measure(), "commit": found["commit"]})
         print(" ", json.dumps(rows[-1]), flush=True)
-        path.write_text(json.dumps({"rows": rows, "environment": environment(device)}, indent=2) + "\n")
+        path.write_text(json.dumps({"rows": rows, "environment": found}, indent=2) + "\n")
     return rows

@@ -29,6 +29,7 @@ import torch
 from accuracy import DATA, correct, percent
 from networks import load_network, normalization
 from sections import Row, Section, make_parser, measure_rows
+from tables import growth_table
 from torch import Tensor, nn
 
 import snows
@@ -81,7 +82,7 @@ def main() -> None:
     path = options.out / f"speed-{options.section}.json"
     rows = measure_rows(SECTIONS[options.section](Bench(options)), path, options.device)
     if options.section == "growth":
-        print(json.dumps(fit(rows), indent=2))
+        print(growth_table(rows))
 
 
 class Bench:
@@ -154,7 +155,7 @@ def runs(bench: Bench) -> Section:
 
 def paper(bench: Bench) -> Section:
     for name in bench.networks:
-        horizon, samples = (40, bench.count(1000)) if name == "resnet20" else (30, bench.count(128))
+        horizon, samples = (40, bench.count(1000)) if name == "resnet20" else (30, bench.count(512))
         for layer in LAYERS[name]:
 
             def measure(name: str = name, layer: str = layer, horizon: int = horizon, samples: int = samples) -> Row:
@@ -258,22 +259,6 @@ def growth(bench: Bench) -> Section:
                     return {"seconds": seconds, "flops": flops * samples}
 
                 yield {"network": name, "layer": layer, "horizon": horizon, "samples": samples}, measure
-
-
-def fit(rows: list[Row]) -> dict[str, Any]:
-    """Least squares of seconds = constant + slope x (samples x operations inside the horizon), for each layer."""
-    found = {}
-    for layer in dict.fromkeys((row["network"], row["layer"]) for row in rows):
-        mine = [row for row in rows if (row["network"], row["layer"]) == layer]
-        x = torch.tensor([[1.0, row["flops"] / 1e12] for row in mine], dtype=torch.float64)
-        y = torch.tensor([row["seconds"] for row in mine], dtype=torch.float64)
-        constant, slope = torch.linalg.lstsq(x, y[:, None]).solution.flatten().tolist()
-        residuals = (y - x @ torch.tensor([constant, slope], dtype=torch.float64)) / y
-        found[" ".join(layer)] = {
-            "constant": constant, "seconds_per_teraflop": slope,
-            "relative_residuals": [round(float(r), 3) for r in residuals],
-        }  # fmt: skip
-    return found
 
 
 def memory(bench: Bench) -> Section:

@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean
+from statistics import linear_regression, mean
 from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
-MASKS, TRANSFORMERS = DOCS / "masks.md", DOCS / "transformers.md"
+MASKS, TRANSFORMERS, SPEED = DOCS / "masks.md", DOCS / "transformers.md", DOCS / "speed.md"
 ROLES = {"qkv": "query, key, value", "mlp": "MLP", "qkv,out,mlp": "all 48 matrices"}
 TITLES = {
     "resnet20": "ResNet20, CIFAR-10",
@@ -33,9 +33,9 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-def table(titles: list[str], rows: list[list[str]], device: str) -> str:
+def table(titles: list[str], rows: list[list[str]], device: str | None = None) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in [titles, ["---"] * len(titles), *rows]]
-    return "\n".join([*lines, "", f"Measured on: {device}."])
+    return "\n".join([*lines, *(["", f"Measured on: {device}."] if device else [])])
 
 
 def memory(size: float | None) -> str:
@@ -186,10 +186,76 @@ def language() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
+def gibibytes(size: float | None) -> str:
+    return memory(size / 2**30 if size else None)
+
+
+def speed_runs() -> str:
+    result = read("speed-runs")
+    titles = ["network", "pattern", "K", "samples", "time", "peak memory", "estimated", "allowed", "accuracy"]
+    rows = [
+        [
+            TITLES[row["network"]], row["pattern"], str(row["horizon"]), str(row["samples"]),
+            f"**{row['seconds']:.1f} s**" + (" (median of three)" if len(row["all_seconds"]) == 3 else ""),
+            gibibytes(row["peak_memory_bytes"]), gibibytes(row["expected_memory_bytes"]),
+            row["memory"] or "what is free", f"{row['accuracy']:.2f}",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
+
+
+def speed_paper() -> str:
+    result = read("speed-paper")
+    titles = ["network", "layer", "K", "samples", 'loss, `recipe="paper"`', "time", "loss, ours", "time", "ratio"]
+    rows = [
+        [
+            TITLES[row["network"]], row["layer"], str(row["horizon"]), str(row["samples"]), f"{row['loss_paper']:.3f}",
+            f"{row['seconds_paper']:.2f} s", f"{row['loss']:.3f}", f"{row['seconds']:.3f} s",
+            f"**{row['ratio']:.0f}**" if row["reached"] else "not reached",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
+
+
+def speed_product() -> str:
+    result = read("speed-product")
+    titles = ["network", "layer", "K", "samples", "one product", "two plain passes", "ratio"]
+    rows = [
+        [
+            TITLES[row["network"]], row["layer"], str(row["horizon"]), str(row["samples"]),
+            f"{1e3 * row['seconds']:.2f} ms", f"{2e3 * row['forward_seconds']:.2f} ms",
+            f"**{row['ratio_to_floor']:.2f}**",
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
+
+
+def growth_table(rows: list[dict[str, Any]], device: str | None = None) -> str:
+    """For each layer seconds = constant + slope x (samples x operations inside the horizon), by least squares."""
+    titles = ["network", "layer", "constant", "for each 10^12 operations", "seconds, and what the line says"]
+    lines = []
+    for network, layer in dict.fromkeys((row["network"], row["layer"]) for row in rows):
+        mine = [row for row in rows if (row["network"], row["layer"]) == (network, layer)]
+        work = [row["flops"] / 1e12 for row in mine]
+        slope, constant = linear_regression(work, [row["seconds"] for row in mine])
+        cells = (f"{row['seconds']:.3f} ({constant + slope * x:.3f})" for row, x in zip(mine, work, strict=True))
+        lines.append([TITLES[network], layer, f"{constant:.3f} s", f"{slope:.2f} s", ", ".join(cells)])
+    return table(titles, lines, device)
+
+
+def speed_growth() -> str:
+    result = read("speed-growth")
+    return growth_table(result["rows"], result["environment"]["device"])
+
+
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
     TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes, "language": language},
+    SPEED: {"runs": speed_runs, "paper": speed_paper, "product": speed_product, "growth": speed_growth},
 }
 
 
