@@ -5,6 +5,7 @@
     python benchmarks/speed.py product    # one curvature product against its floor
     python benchmarks/speed.py growth     # a layer's time against samples and horizon: a constant and a slope
     python benchmarks/speed.py memory     # peak memory against samples, each in a fresh process
+    python benchmarks/speed.py authors --checkout DIR --command "python …"   # the authors' own code
 
 One JSON file a section under benchmarks/results; rows that it has are not measured again (remove the file to do so).
 `paper` runs `recipe="paper"` on single layers: its start, targets, normalization, and CG on double-backward products.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,7 +50,7 @@ LAYERS = {  # early, middle, late
     "resnet50": ("layer1.1.conv2", "layer3.2.conv2", "layer4.1.conv2"),
 }
 # Newton steps and CG steps in each: how much ours may do to reach a loss, least first.
-EFFORTS = ((1, 1), (1, 3), (2, 3), (2, 5), (1, 20), (1, 30), (1, 45), (1, 60), (2, 45), (1, 120), (2, 60), (4, 60))
+EFFORTS = ((1, 1), (1, 3), (1, 5), (1, 8), (2, 5), (1, 20), (1, 30), (1, 45), (1, 60), (2, 45), (1, 120), (4, 60))
 LONG = 10.0  # seconds; what takes longer is measured once, all else three times
 
 
@@ -73,6 +76,8 @@ RUNS = (
 def main() -> None:
     parser = make_parser(__doc__, SECTIONS)
     parser.add_argument("--networks", nargs="*", choices=list(LAYERS), default=list(LAYERS))
+    parser.add_argument("--checkout", type=Path, help="of `authors`: folder with their code")
+    parser.add_argument("--command", help="of `authors`: what to run in that folder, and to time")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # of `memory`: what the fresh process measures
     options = parser.parse_args()
     warnings.simplefilter("ignore", snows.SnowsWarning)
@@ -91,6 +96,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.shared, self.device, self.networks = options.shared, options.device, options.networks
         self.most = options.samples
+        self.checkout, self.command = options.checkout, options.command
         self._models: dict[str, nn.Module] = {}
 
     def model(self, name: str) -> nn.Module:
@@ -290,8 +296,22 @@ def _peak(bench: Bench, what: Row) -> Row:
     }
 
 
+def authors(bench: Bench) -> Section:
+    """Wall-clock time of another program, from its start to its end."""
+    if bench.checkout is None or not bench.command:
+        sys.exit("authors: expected --checkout DIR and --command 'what to run there'")
+    arguments = shlex.split(bench.command)
+
+    def measure() -> Row:
+        began = time.perf_counter()
+        done = subprocess.run(arguments, cwd=bench.checkout)
+        return {"seconds": round(time.perf_counter() - began, 2), "exit_status": done.returncode}
+
+    yield {"command": bench.command}, measure
+
+
 SECTIONS: dict[str, Callable[[Bench], Section]] = {
-    "runs": runs, "paper": paper, "product": product, "growth": growth, "memory": memory,
+    "runs": runs, "paper": paper, "product": product, "growth": growth, "memory": memory, "authors": authors,
 }  # fmt: skip
 
 

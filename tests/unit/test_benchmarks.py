@@ -1,8 +1,10 @@
-"""What the language benchmark is made of: stored blocks, the plain Llama, and text out of pages."""
+"""What benchmarks are made of: stored blocks, the plain Llama, text out of pages, tables, other programs."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -130,3 +132,27 @@ def test_chapters_are_text_without_navigation(benchmark: Any, tmp_path: Path) ->
         "one": "The apt command & more.\n  kept\n   as it is\n\nsection\n\n",
         "two": "other\n\n",
     }
+
+
+def test_growth_is_a_constant_and_a_slope(benchmark: Any) -> None:
+    """Seconds that lie on a line are given back by it."""
+    work = [1e12, 2e12, 4e12]
+    rows = [{"network": "resnet20", "layer": "a", "seconds": 0.5 + 0.25 * w / 1e12, "flops": w} for w in work]
+    rows += [{"network": "resnet20", "layer": "b", "seconds": s, "flops": w} for s, w in ((1.0, 1e12), (3.0, 2e12))]
+    lines = benchmark("tables").growth_table(rows).splitlines()[2:]
+    assert "| a | 0.500 s | 0.25 s | 0.750 (0.750), 1.000 (1.000), 1.500 (1.500) |" in lines[0]
+    assert "| b | -1.000 s | 2.00 s | 1.000 (1.000), 3.000 (3.000) |" in lines[1]
+
+
+def test_another_program_is_timed_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "main.py").write_text("import sys, time; time.sleep(0.2); sys.exit(3)")
+    command = [sys.executable, str(BENCHMARKS / "speed.py"), "authors", "--out", str(tmp_path)]
+    theirs = f"{sys.executable} main.py"
+    subprocess.run([*command, "--checkout", str(tmp_path / "theirs"), "--command", theirs], check=True)
+    (row,) = json.loads((tmp_path / "speed-authors.json").read_text())["rows"]
+    assert row["exit_status"] == 3
+    assert 0.2 <= row["seconds"] < 60
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "expected --checkout DIR" in refused.stderr
