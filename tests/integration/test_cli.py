@@ -7,9 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,9 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import snows
-from snows.cli import main
 from snows.models import build_model
 from snows.storage import read_state
+
+from .conftest import Outcome, Snows, assert_error
 
 NET = """
 import torch
@@ -108,26 +106,6 @@ FILES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Outcome:
-    status: int
-    out: str
-    err: str
-
-    @property
-    def data(self) -> Any:
-        """Of --json: the whole of standard output is strict JSON."""
-
-        def refuse(constant: str) -> NoReturn:
-            raise AssertionError(f"{constant} is no JSON")
-
-        assert self.status == 0, self.err
-        return json.loads(self.out, parse_constant=refuse)
-
-
-Snows = Callable[..., Outcome]
-
-
 @pytest.fixture(scope="module", autouse=True)
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("work")
@@ -139,24 +117,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Snows:
-    """`snows ...` in this process."""
-
-    def call(*words: str | Path) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["snows", *map(str, words)])
-        capsys.readouterr()
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            with pytest.raises(SystemExit) as ended:
-                main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
-
-    return call
 
 
 def process(*words: str | Path) -> Outcome:
@@ -168,15 +128,6 @@ def process(*words: str | Path) -> Outcome:
         env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-def assert_error(outcome: Outcome, status: int, words: str) -> None:
-    lines = outcome.err.splitlines()
-    assert len(lines) == 1, outcome.err
-    assert lines[0].startswith("error: "), outcome.err
-    assert words in lines[0]
-    assert outcome.out == ""
-    assert outcome.status == status
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

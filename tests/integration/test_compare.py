@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
 from snows.bakeoff import plan_cells
-from snows.cli import _split_patterns, main
+from snows.cli import _split_patterns
 from snows.comparison import Comparison, ComparisonInterrupted, Row
 from snows.masks.wanda import Wanda
 
 from ..networks import example, make
-from .test_cli import FAST, NET, Outcome, assert_error
+from .conftest import Outcome, Snows, assert_error
+from .test_cli import FAST, NET
 
 QUICK = snows.Recipe(horizon=1, sweeps=1, cg_steps=2)
 MODEL = make("mlp")
@@ -363,7 +362,6 @@ def test_methods_without_a_name_of_their_own() -> None:
 # The command line
 
 COMPARE = ("compare", "net.py:model", "--recipe", "fast.json", "--data")
-Snows = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -375,22 +373,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Snows:
-    """`snows ...` in this process."""
+def run(run: Snows, place: Path, monkeypatch: pytest.MonkeyPatch) -> Snows:
+    """`snows ...` in the folder of the network and its recipe."""
     monkeypatch.chdir(place)
-
-    def call(*words: str | Path, columns: int = 200) -> Outcome:
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys, "argv", ["snows", *map(str, words)])
-        capsys.readouterr()
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            with pytest.raises(SystemExit) as ended:
-                main()
-        captured = capsys.readouterr()
-        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
-
-    return call
+    return run
 
 
 def test_the_command(run: Snows, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,11 +15,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import snows
-from snows.cli import main
 from snows.models import build_model, random_inputs
 
 from ..libraries import library
 from ..transformers import VOCABULARY, Language, build, token_samples
+from .conftest import Outcome, Snows, assert_error
 
 ROOT = Path(__file__).parents[2]
 RECIPE = snows.Recipe(horizon=2, sweeps=1, newton_steps=1, cg_steps=2, finish_steps=0)
@@ -39,7 +37,6 @@ def tokens():
 def both():
     return {{"tokens": token_samples(24)}}, token_samples(6, seed=2)
 """
-Run = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -47,36 +44,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.py").write_text(NET)
     (tmp_path / "fast.json").write_text(RECIPE.to_json())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`snows ...` in this process; what it prints, read if it is JSON."""
-
-    def call(*words: str | Path, fails: bool = False) -> Any:
-        monkeypatch.setattr(sys, "argv", ["snows", *map(str, words)])
-        capsys.readouterr()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with pytest.raises(SystemExit) as ended:
-                main()
-        printed = capsys.readouterr()
-        if fails:
-            assert ended.value.code
-            return printed.err
-        assert not ended.value.code, printed.err
-        return json.loads(printed.out) if "--json" in words else printed.out
-
-    return call
 
 
 # Language models
 
 
-def test_a_language_model_is_pruned_and_its_perplexity_shown(run: Run) -> None:
+def test_a_language_model_is_pruned_and_its_perplexity_shown(run: Snows) -> None:
     common = ("net.py:model", "--data", "net.py:tokens", "--samples", "16", "--device", "cpu")
-    shown = run("prune", *common, "--recipe", "fast.json", "--out", "pruned")
+    shown = run("prune", *common, "--recipe", "fast.json", "--out", "pruned").shown
     assert "perplexity" in shown
     assert "agreement" in shown
     rows = json.loads(Path("pruned/report.json").read_text())["evaluation"]
@@ -85,34 +60,34 @@ def test_a_language_model_is_pruned_and_its_perplexity_shown(run: Run) -> None:
     assert rows[0]["perplexity"] == pytest.approx(snows.perplexity(build(Language), test), rel=1e-5)
     assert rows[0]["agreement"] == 1
 
-    alone = run("evaluate", *common, "--json")
+    alone = run("evaluate", *common, "--json").data
     assert alone == [{"network": "dense", "perplexity": pytest.approx(rows[0]["perplexity"])}]
-    both = run("evaluate", *common, "--pruned", "pruned", "--json")
+    both = run("evaluate", *common, "--pruned", "pruned", "--json").data
     assert both[1]["perplexity"] == pytest.approx(rows[2]["perplexity"], rel=1e-5)
     assert set(both[1]) == {"network", "perplexity", "agreement", "kl"}
-    assert "as it was written" in run("verify", "pruned", "--model", "net.py:model")
+    assert "as it was written" in run("verify", "pruned", "--model", "net.py:model").shown
 
 
-def test_batches_by_name_and_tokens_of_their_own_to_test_on(run: Run) -> None:
+def test_batches_by_name_and_tokens_of_their_own_to_test_on(run: Snows) -> None:
     words = ("net.py:model", "--data", "net.py:both", "--recipe", "fast.json", "--layers", "blocks.1.mlp.*")
-    found = run("prune", *words, "--pattern", "0.5", "--mask", "sparsegpt", "--json")
+    found = run("prune", *words, "--pattern", "0.5", "--mask", "sparsegpt", "--json").data
     test = token_samples(6, seed=2)
     assert found["evaluation"][0]["perplexity"] == pytest.approx(snows.perplexity(build(Language), test), rel=1e-5)
 
 
-def test_tokens_of_an_npz_file(run: Run) -> None:
+def test_tokens_of_an_npz_file(run: Snows) -> None:
     np.savez("tokens.npz", x=token_samples(20).numpy().astype(np.uint16))
-    found = run("evaluate", "net.py:model", "--data", "npz:tokens.npz", "--samples", "14", "--json")
+    found = run("evaluate", "net.py:model", "--data", "npz:tokens.npz", "--samples", "14", "--json").data
     assert set(found[0]) == {"network", "perplexity"}
     (layer,) = run(
         "inspect", "net.py:model", "--data", "npz:tokens.npz", "--layers", "blocks.0.mlp.0", "--json"
-    )["layers"][:1]  # fmt: skip
+    ).data["layers"][:1]  # fmt: skip
     assert layer["pattern"] == "2:4"
 
 
-def test_masks_are_compared_by_perplexity(run: Run) -> None:
+def test_masks_are_compared_by_perplexity(run: Snows) -> None:
     words = ("net.py:model", "--data", "net.py:tokens", "--samples", "16", "--recipe", "fast.json")
-    shown = run("compare", *words, "--mask", "magnitude", "--layers", "blocks.1.mlp.*", "--markdown")
+    shown = run("compare", *words, "--mask", "magnitude", "--layers", "blocks.1.mlp.*", "--markdown").shown
     assert "| perplexity | agreement | KL |" in shown
     assert "top-1" not in shown
 
@@ -202,16 +177,16 @@ def test_what_a_checkpoint_was_saved_as_is_built(config: Config, kind: str, monk
     assert by_config.kind == (kind, (config,), {})
 
 
-def test_other_checkpoints_are_refused_in_one_sentence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_checkpoints_are_refused_in_one_sentence(run: Snows, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", pretend(OtherConfig(["TinyForMaskedLM"])))
-    said = run("prune", "hf:some/name", "--data", "net.py:tokens", fails=True)
-    assert said == (
+    said = (
         "error: hf:some/name is a TinyForMaskedLM; expected an image classifier or a causal language model "
         "(file.py:factory takes any module)\n"
     )
+    assert run("prune", "hf:some/name", "--data", "net.py:tokens") == Outcome(1, "", said)
 
 
-def test_a_name_that_cannot_be_found_is_one_sentence(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_found_is_one_sentence(run: Snows, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = pretend(Config())
 
     def absent(name: str) -> None:
@@ -219,9 +194,8 @@ def test_a_name_that_cannot_be_found_is_one_sentence(run: Run, monkeypatch: pyte
 
     module.AutoConfig = SimpleNamespace(from_pretrained=absent)
     monkeypatch.setitem(sys.modules, "transformers", module)
-    said = run("inspect", "hf:no/such", fails=True)
-    assert said.startswith("error: hf:no/such cannot be built: no/such is not a local folder (where")
-    assert said.count("\n") == 1
+    words = "error: hf:no/such cannot be built: no/such is not a local folder (where"
+    assert_error(run("inspect", "hf:no/such"), 1, words)
 
 
 def test_random_inputs_are_what_the_model_takes() -> None:
@@ -269,7 +243,7 @@ def in_library(test: Any) -> Any:
 @in_library
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_language_models_of_a_folder(name: str, tied: bool, run: Run) -> None:
+def test_language_models_of_a_folder(name: str, tied: bool, run: Snows) -> None:
     options = {**TOKENS, **LANGUAGE_MODELS[name], "tie_word_embeddings": tied}
     own = save_tiny("tiny", name, "ForCausalLM", **options)
     built = build_model("hf:tiny")
@@ -277,13 +251,13 @@ def test_language_models_of_a_folder(name: str, tied: bool, run: Run) -> None:
     assert all(torch.equal(a, b) for a, b in zip(own.parameters(), built.parameters(), strict=True))
     np.savez("tokens.npz", x=token_samples(40).numpy())
     common = ("hf:tiny", "--data", "npz:tokens.npz", "--samples", "32", "--device", "cpu")
-    found = run("prune", *common, "--pattern", "2:4", "--recipe", "fast.json", "--out", "pruned", "--json")
+    found = run("prune", *common, "--pattern", "2:4", "--recipe", "fast.json", "--out", "pruned", "--json").data
     assert len([layer for layer in found["layers"] if ".layers.1." in layer["name"]]) == 7
     assert found["evaluation"][2]["kl"] < found["evaluation"][1]["kl"]
-    again = run("evaluate", *common, "--pruned", "pruned", "--json")
+    again = run("evaluate", *common, "--pruned", "pruned", "--json").data
     assert again[1]["perplexity"] == pytest.approx(found["evaluation"][2]["perplexity"], rel=1e-4)
-    assert "as it was written" in run("verify", "pruned")
-    assert run("inspect", "hf:tiny", "--json")["layers"]
+    assert "as it was written" in run("verify", "pruned").shown
+    assert run("inspect", "hf:tiny", "--json").data["layers"]
     by_name = {"input_ids": token_samples(16), "attention_mask": torch.ones_like(token_samples(16))}
     assert snows.prune(own, by_name, "2:4", solver=None, progress=False).report.layers
 
@@ -298,15 +272,15 @@ def test_weights_of_a_file_for_a_model_of_a_folder() -> None:
 
 
 @in_library
-def test_a_vision_transformer_of_a_folder(run: Run) -> None:
+def test_a_vision_transformer_of_a_folder(run: Snows) -> None:
     own = save_tiny("tiny", "ViT", "ForImageClassification", **TINY, image_size=16, patch_size=4, num_labels=3)
     x = np.random.default_rng(0).standard_normal((40, 3, 16, 16)).astype(np.float32)
     np.savez("images.npz", x=x, y=np.arange(40) % 3)
     common = ("hf:tiny", "--data", "npz:images.npz", "--samples", "32")
-    found = run("prune", *common, "--recipe", "fast.json", "--out", "pruned", "--json")
+    found = run("prune", *common, "--recipe", "fast.json", "--out", "pruned", "--json").data
     assert len(found["layers"]) == 12
-    assert {"top1", "kl"} < set(run("evaluate", *common, "--pruned", "pruned", "--json")[1])
-    assert len([layer for layer in run("inspect", "hf:tiny", "--json")["layers"] if layer["pattern"]]) == 12
+    assert {"top1", "kl"} < set(run("evaluate", *common, "--pruned", "pruned", "--json").data[1])
+    assert len([layer for layer in run("inspect", "hf:tiny", "--json").data["layers"] if layer["pattern"]]) == 12
     one = torch.from_numpy(x[:1])
     own.set_attn_implementation("eager")  # type: ignore[operator]
     with torch.no_grad():
@@ -317,14 +291,14 @@ def test_a_vision_transformer_of_a_folder(run: Run) -> None:
 
 
 @in_library
-def test_the_trained_vision_transformer_by_its_name(run: Run) -> None:
+def test_the_trained_vision_transformer_by_its_name(run: Snows) -> None:
     library("timm")
     weights = ROOT.parent / "shared" / "checkpoints" / "vit_tiny_imagenet.safetensors"
     images = ROOT.parent / "shared" / "data" / "imagenet_val_a.npz"
     if not weights.is_file() or not images.is_file():
         pytest.skip("../shared is not here")
     model = ("timm:vit_tiny_patch16_224", "--weights", weights)
-    listed = run("inspect", *model, "--pattern", "2:4", "--json")["layers"]
+    listed = run("inspect", *model, "--pattern", "2:4", "--json").data["layers"]
     assert len([layer for layer in listed if layer["pattern"]]) == 48
 
     with np.load(images) as archive:
@@ -332,13 +306,13 @@ def test_the_trained_vision_transformer_by_its_name(run: Run) -> None:
     np.savez("few.npz", jpeg=jpeg[: offsets[80]], offsets=offsets[:81], labels=labels[:80])
     Path("c.toml").write_text("[data]\nmean = 0.5\nstd = 0.5\n")
     common = (*model, "--data", "npz:few.npz", "--config", "c.toml", "--samples", "16")
-    assert run("evaluate", *common, "--json")[0]["top1"] > 0.6
+    assert run("evaluate", *common, "--json").data[0]["top1"] > 0.6
     words = ("--layers", "blocks.11.attn.proj", "--recipe", "fast.json")
-    rows = run("prune", *common, *words, "--json")["evaluation"]
+    rows = run("prune", *common, *words, "--json").data["evaluation"]
     assert rows[2]["kl"] <= rows[1]["kl"]
 
     torchvision = ("torchvision:vit_b_16", "--layers", "encoder.layers.encoder_layer_11.*", "--json")
-    assert [layer["name"] for layer in run("inspect", *torchvision)["layers"] if layer["pattern"]] == [
+    assert [layer["name"] for layer in run("inspect", *torchvision).data["layers"] if layer["pattern"]] == [
         f"encoder.layers.encoder_layer_11.{name}"
         for name in ("self_attention.in_proj_weight", "self_attention.out_proj", "mlp.0", "mlp.3")
     ]

@@ -25,7 +25,7 @@ from snows.masks.wanda import Wanda
 from snows.masks.woodfisher import WoodFisher
 from snows.patterns import NM, Pattern, Unstructured
 
-from ..unit.test_masks import FakeNetwork
+from ..masks import FakeNetwork
 
 LAYER_METHODS = [Wanda(), SparseGPT(), SparseGPT(block=3), OBC(), ALPS(steps=30)]
 WITHOUT_NM = [CBS(tries=3, passes=3), CHITA(), CHITA(steps=5, block=None), CHITA(steps=5, block=7), FALCON()]

@@ -18,8 +18,8 @@ from snows.masks.random import Random
 from snows.masks.wanda import Wanda
 from snows.patterns import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
 
+from ..masks import FakeNetwork
 from ..oracles import best_nm_score, best_unstructured_score
-from ..unit.test_masks import FakeNetwork
 
 seeds = st.integers(0, 2**31 - 1)
 sparsities = st.floats(0.01, 0.99)
