@@ -170,7 +170,7 @@ PAPER = Recipe(
 )
 
 # For the embedded network on a laptop: short passes. Chosen on calibration images that the demo does not use.
-EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, cg_steps=5, product_samples=250)
+EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, cg_steps=3, product_samples=250)
 
 
 def as_recipe(given: object) -> Recipe:
