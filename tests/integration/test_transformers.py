@@ -305,7 +305,7 @@ def test_the_trained_vision_transformer_by_its_name(run: Snows) -> None:
         jpeg, offsets, labels = archive["jpeg"], archive["offsets"], archive["labels"]
     np.savez("few.npz", jpeg=jpeg[: offsets[80]], offsets=offsets[:81], labels=labels[:80])
     Path("c.toml").write_text("[data]\nmean = 0.5\nstd = 0.5\n")
-    common = (*model, "--data", "npz:few.npz", "--config", "c.toml", "--samples", "16")
+    common = (*model, "--data", "npz:few.npz", "--config", "c.toml", "--samples", "64")
     assert run("evaluate", *common, "--json").data[0]["top1"] > 0.6
     words = ("--layers", "blocks.11.attn.proj", "--recipe", "fast.json")
     rows = run("prune", *common, *words, "--json").data["evaluation"]
