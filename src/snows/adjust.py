@@ -174,27 +174,30 @@ class _Solve:
         return newton, start if self.closed_form else replace(start, loss_masked=newton.loss_before)
 
     def _row_blocks(self) -> tuple[list[RowBlocks], list[Tensor]]:
-        """Of each layer, with the second moments of its inputs and targets."""
-        if not self.closed_form and self.recipe.preconditioner is None:
+        """Of each layer, with the second moments of its inputs and targets where a closed form is asked for."""
+        recipe, dtype = self.recipe, self.masked.dtype
+        if not self.closed_form and recipe.preconditioner is None:
             return [], []
-        # A closed form needs all samples and double precision. A preconditioner does not, and stands for the damped
-        # system.
-        samples, dtype, ridge = None, torch.float64, self.recipe.ridge
-        if not self.closed_form:
-            samples, dtype = self.recipe.product_samples, self.masked.dtype
-            ridge = max(ridge, self.recipe.relative_damping)
-        moments = [self.problem.moments(index, samples) for index in range(len(self.segment.layers))]
+        layers = range(len(self.segment.layers))
+        cross: list[Tensor] = []
+        if self.closed_form:  # which needs all samples and double precision
+            moments = [self.problem.moments(index) for index in layers]
+            grams, cross = [m.gram for m in moments], [m.cross for m in moments]
+            ridge = recipe.ridge
+        else:  # a preconditioner stands for the damped system
+            grams = [self.problem.gram(index, recipe.product_samples).to(dtype) for index in layers]
+            ridge = max(recipe.ridge, recipe.relative_damping)
         masks = [part.flatten(1) for part in self.unpack(self.mask)]
         try:
             blocks = [
-                RowBlocks(m.gram.to(dtype), kept, ridge, self.masked.dtype, self.memory.factors)
-                for m, kept in zip(moments, masks, strict=True)
+                RowBlocks(gram, kept, ridge, dtype, self.memory.factors)
+                for gram, kept in zip(grams, masks, strict=True)
             ]
         except StatisticsError as error:
             message = f"{self.segment.layers[0].name}: {error}; it is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
             return [], []
-        return blocks, [m.cross for m in moments]
+        return blocks, cross
 
     def _start(self) -> tuple[Start, float, Tensor | None]:
         """Least squares, or the weights so far where these are better: with the loss there and, if known, its gradient.

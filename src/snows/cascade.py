@@ -13,9 +13,10 @@ from torch import Tensor
 from .adjust import Solved, Turn, solve_layer
 from .errors import SnowsWarning
 from .graph import Graph
+from .graph.segment import Values
 from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
-from .memory import Memory
+from .memory import Memory, operations_kept
 from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
 from .recipe import Recipe
@@ -76,7 +77,10 @@ def cascade(
     dense = graph.parameters
     current = dict(dense)
     groups = plan.groups
-    variances: dict[str, float] = {}  # of the dense network's operations: those of its own stream never change
+    # Of the dense network's operations: what its own stream gives never changes.
+    variances: dict[str, float] = {}
+    outputs: list[Values] | None = None
+    kept = operations_kept(graph, plan, sum(batches.sizes), recipe, memory) if adjust else []
 
     def streams() -> list[Stream]:
         return [Stream(graph, weights, batches, memory) for weights in (dense, current)]
@@ -90,15 +94,17 @@ def cascade(
             entry = journal.recall(sweep, index)
             while entry is None:
                 began = time.perf_counter()
-                position = min(layer.position for layer in layers)
+                segment = graph.segment(layers, group[0].horizon)
                 problem: LayerProblem | None = None
                 try:
-                    dense_stream.advance(position)
-                    pruned_stream.advance(position)
-                    segment = graph.segment(layers, group[0].horizon)
+                    if kept and outputs is None:
+                        outputs = graph.outputs_of(kept, batches.values)
+                    if outputs is None or sweep == 0:  # later nothing else of it is read
+                        dense_stream.advance(segment.position)
+                    pruned_stream.advance(segment.position)
                     known = variances if recipe.targets == "dense-stream" else {}
-                    keep = memory.targets(graph.live_bytes(position), sum(batches.sizes))
-                    problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, keep, known)
+                    room = memory.targets(graph.live_bytes(segment.position), sum(batches.sizes))
+                    problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, room, known, outputs)
                     if sweep == 0 and method is not None:
                         _choose_masks(method, group, problem, dense, choice)
                     so_far = {**current, **choice.weights} if sweep == 0 else current
@@ -109,6 +115,7 @@ def cascade(
                     pass  # only outside of this block is what filled the memory let go
                 problem = None  # with its activations, before the streams move on
                 if entry is None:
+                    outputs, kept = None, []
                     batches = _in_smaller_pieces(batches, where[0])
                     dense_stream, pruned_stream = streams()
                 else:

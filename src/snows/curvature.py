@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, Protocol
 
 import torch
@@ -30,15 +31,20 @@ CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One micro-batch: the outputs as a function of the weight, and what they should be.
+    """One micro-batch: the outputs as a function of the weight, and what they should be (found when asked for: products
+    need no targets).
 
     `linearize(weight, dtype)` gives the outputs and their Jacobian, held in that dtype.
     """
 
     forward: Forward
-    targets: tuple[Tensor, ...]
+    find_targets: Callable[[], tuple[Tensor, ...]]
     samples: int
     linearize: Linearize
+
+    @cached_property
+    def targets(self) -> tuple[Tensor, ...]:
+        return self.find_targets()
 
 
 class Pieces(Protocol):
@@ -93,7 +99,7 @@ class Objective:
             errors = list(torch._foreach_sub(list(outputs), list(piece.targets)))
             del outputs
             losses.append(self._loss(piece, errors))
-            gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece)])
+            gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece, errors)])
         return float(torch.stack(losses).sum()), gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
@@ -112,25 +118,26 @@ class Objective:
     def _chosen_pieces(self) -> Iterator[Piece]:
         return (self.pieces[index] for index in self.chosen)
 
-    def _factors(self, piece: Piece) -> list[float]:
-        """c_k of the normalization."""
+    def _factors(self, piece: Piece, outputs: Sequence[Tensor]) -> list[float]:
+        """c_k of the normalization; of the outputs only their sizes matter."""
         if self.normalization == "sum":
-            return [1.0] * len(piece.targets)
-        elements = (target.numel() / piece.samples for target in piece.targets)
+            return [1.0] * len(outputs)
+        elements = (output.numel() / piece.samples for output in outputs)
         return [weight / (self.samples * e) for weight, e in zip(self.weights, elements, strict=True)]
 
     def _loss(self, piece: Piece, errors: list[Tensor]) -> Tensor:
         norms = torch.stack(torch._foreach_norm(errors))
-        return norms.square() @ torch.tensor(self._factors(piece), dtype=norms.dtype, device=norms.device)
+        return norms.square() @ torch.tensor(self._factors(piece, errors), dtype=norms.dtype, device=norms.device)
 
     def _differentiable_loss(self, piece: Piece, weight: Tensor) -> Tensor:
-        parts = zip(piece.forward(weight), piece.targets, self._factors(piece), strict=True)
+        targets = piece.targets
+        parts = zip(piece.forward(weight), targets, self._factors(piece, targets), strict=True)
         losses = [F.mse_loss(output, target, reduction="sum") * factor for output, target, factor in parts]
         return torch.stack(losses).sum()
 
     def _gauss_newton(self, piece: Piece, weight: Tensor) -> Product:
-        jacobian = piece.linearize(weight, self.precision or weight.dtype)[1]
-        factors = [2 * factor for factor in self._factors(piece)]
+        outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
+        factors = [2 * factor for factor in self._factors(piece, outputs)]
         return lambda v: jacobian.pull(jacobian.push(v), factors)
 
     def _hessian(self, piece: Piece, weight: Tensor) -> Product:
@@ -143,7 +150,8 @@ class Objective:
 
         def sample_losses(variable: Tensor) -> tuple[Tensor]:
             total = torch.zeros(piece.samples, dtype=weight.dtype, device=weight.device)
-            parts = zip(piece.forward(variable), piece.targets, self._factors(piece), self.layouts, strict=True)
+            targets = piece.targets
+            parts = zip(piece.forward(variable), targets, self._factors(piece, targets), self.layouts, strict=True)
             for output, target, factor, layout in parts:
                 if layout is None:
                     raise InputError(

@@ -6,13 +6,14 @@ The factors were measured; benchmarks/speed.py compares the estimate with the pe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from .adjust import curvature_kind, derivative_precision, samples_in_products
 from .blocks import CHUNK_BYTES
 from .graph import Graph, Segment
-from .memory import GRADIENT, Memory, linearized_bytes
+from .memory import GRADIENT, Memory, linearized_bytes, operations_kept
 from .plan import Plan, PlannedLayer
 from .recipe import Recipe
 
@@ -42,12 +43,18 @@ class Estimate:
         live = self.graph.live_bytes(min(planned.layer.position for planned in group))
         resident = self.memory.resident(live, self.samples)
         rests = resident < self.samples
-        held = 2 * live * (resident + micro * rests)
-        targets = cost.output_bytes + cost.input_bytes * rests
+        held = 2 * live * (resident + micro * rests) + self._operations_kept * self.samples
+        targets = cost.prelude_bytes + cost.input_bytes * rests + (0 if self._operations_kept else cost.output_bytes)
         keeps = targets * self.samples <= self.memory.targets(live, self.samples)
         held += targets * (self.samples if keeps else micro)
         factors, factoring = self._factors(group)
         return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
+
+    @cached_property
+    def _operations_kept(self) -> int:
+        """Bytes of one sample."""
+        nodes = operations_kept(self.graph, self.plan, self.samples, self.recipe, self.memory)
+        return sum(int(node.meta["bytes"]) for node in nodes)
 
     def product_samples(self, group: tuple[PlannedLayer, ...]) -> int | None:
         return samples_in_products(self.recipe, [self._inputs(planned) for planned in group])
@@ -62,7 +69,9 @@ class Estimate:
         samples = min(self.recipe.minibatch or self.product_samples(group) or self.samples, self.samples)
         piece = min(samples, self.micro_batch)
         kept = samples if per_sample * samples <= self.memory.products else piece
-        tangents = (cost.output_bytes + 3 * cost.largest_bytes) * precision.itemsize // dtype.itemsize
+        tangents = (
+            (cost.output_bytes + cost.prelude_bytes + 3 * cost.largest_bytes) * precision.itemsize // dtype.itemsize
+        )
         return per_sample * kept + tangents * piece
 
     def _factors(self, group: tuple[PlannedLayer, ...]) -> tuple[int, int]:

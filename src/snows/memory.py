@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass
 
 import torch
+from torch.fx import Node
 
 from .curvature import CurvatureKind
 from .errors import ArgumentError
 from .graph import Graph
-from .graph.segment import Cost
+from .graph.segment import Cost, SampleLayout
 from .plan import Plan, PlannedLayer
 from .recipe import Recipe
 
@@ -88,6 +89,22 @@ def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) ->
     return 2 * cost.bytes  # every value is needed twice, at most
 
 
+def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memory: Memory) -> list[Node]:
+    """Operations whose outputs in the dense network are computed once, for all layers and sweeps: all that are targets
+    of some layer, where there is room for all samples of them, or none."""
+    if recipe.targets != "dense-stream":
+        return []
+    segments = [graph.segment([planned.layer for planned in group], group[0].horizon) for group in plan.groups]
+    layouts = {layout for segment in segments for layout in segment.sample_layouts}
+    if layouts != {SampleLayout(axis=0, inner=False)}:
+        return []
+    names = {name for segment in segments for name in segment.outputs}
+    nodes = [node for node in graph.operations if node.name in names]
+    live = max(graph.live_bytes(segment.position) for segment in segments)
+    fits = sum(node.meta["bytes"] for node in nodes) * samples <= memory.targets(live, samples)
+    return nodes if fits else []
+
+
 def micro_batch_size(
     graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
 ) -> int:
@@ -96,7 +113,7 @@ def micro_batch_size(
     def needed(group: tuple[PlannedLayer, ...]) -> int:
         cost = graph.cost([planned.layer for planned in group], group[0].horizon)
         live = graph.live_bytes(min(planned.layer.position for planned in group))
-        return int(GRADIENT * cost.bytes) + cost.output_bytes + 2 * live
+        return int(GRADIENT * cost.bytes) + cost.output_bytes + cost.prelude_bytes + 2 * live
 
     largest = max((needed(group) for group in plan.groups), default=1)
     fitting = int(_PASS * memory.total) // max(largest, 1)

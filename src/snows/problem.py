@@ -4,15 +4,17 @@ the moments of its closed form."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .curvature import Normalization, Objective, Piece
 from .graph import Layer, Segment
-from .graph.segment import Program
+from .graph.segment import Program, Values
 from .linear import LinearMap
 from .packing import Packing
 from .rows import Moments
@@ -22,6 +24,32 @@ _VARIANCE_SAMPLES = 1000  # enough for a scale factor
 _MOMENT_BYTES = 1 << 28  # patches formed at once
 _LEAST_VARIANCE = 1e-12
 _POSITIONS_PER_COLUMN = 4  # so that second moments are far from singular
+
+
+def live_in(segment: Segment, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Values:
+    """What a segment reads of one micro-batch."""
+    values = stream.read(index, {*segment.prelude.reads, *segment.body.reads})
+    with torch.no_grad():
+        return {**values, **segment.prelude(values, parameters)}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What a segment's operations should give: dense weights on the dense network's activations or on the pruned
+    network's, as the stream is."""
+
+    segment: Segment
+    stream: Stream
+    parameters: Mapping[str, Tensor]
+    outputs: Sequence[Values] | None = None  # of each micro-batch, where they are known
+
+    def targets(self, index: int) -> tuple[Tensor, ...]:
+        if self.outputs is not None:
+            return tuple(self.outputs[index][name] for name in self.segment.outputs)
+        values = live_in(self.segment, self.stream, index, self.parameters)
+        with torch.no_grad():
+            found = self.segment.body(values, self.parameters)
+        return tuple(found[name] for name in self.segment.outputs)
 
 
 @dataclass
@@ -39,6 +67,7 @@ class LayerProblem:
     targets_from: str  # "dense-stream" or "dense-weights", see Recipe
     keep_bytes: int
     variances: dict[str, float] = field(default_factory=dict)  # of targets, where they are known already
+    dense_outputs: Sequence[Values] | None = None  # of the dense stream's operations, where they are known
     _kept: dict[int, Piece] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -46,8 +75,12 @@ class LayerProblem:
         self.packing = Packing(tuple(layer.shape for layer in self.layers))
         self.sizes = self.pruned.sizes
         self.held_out = self.pruned.held_out
+        stream = self.dense if self.targets_from == "dense-stream" else self.pruned
+        self._teacher = Teacher(self.segment, stream, self.dense.parameters, self.dense_outputs)
         cost = self.segment.cost
-        held = cost.output_bytes + (cost.input_bytes if self.pruned.rests else 0)  # else the stream itself holds these
+        held = cost.prelude_bytes + (cost.input_bytes if self.pruned.rests else 0)  # else the stream itself holds these
+        if self.dense_outputs is None:
+            held += cost.output_bytes
         self._keeps = held * sum(self.sizes) <= self.keep_bytes
 
     def __len__(self) -> int:
@@ -58,7 +91,7 @@ class LayerProblem:
             return self._kept[index]
         # The function must not hold this object, which holds the function: activations would outlive their layer until
         # the garbage collector came round.
-        values = self._live_in(self.pruned, index, self.pruned.parameters)
+        values = live_in(self.segment, self.pruned, index, self.pruned.parameters)
         values = {name: values[name] for name in self.segment.body.reads}
         later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
         body, outputs = self.segment.body, self.segment.outputs
@@ -78,9 +111,7 @@ class LayerProblem:
                 lambda v: chain.push(unpack(v)), lambda u, factors: pack(chain.pull(u, factors)).to(packed.dtype)
             )
 
-        targets = self._targets(index)
-        wanted = tuple(targets[name] for name in outputs)
-        piece = Piece(forward, wanted, self.sizes[index], linearize)
+        piece = Piece(forward, partial(self._teacher.targets, index), self.sizes[index], linearize)
         if self._keeps:
             self._kept[index] = piece
         return piece
@@ -89,7 +120,16 @@ class LayerProblem:
         """The same problem with no more than so many samples of each piece, where that can be."""
         if samples >= max(self.sizes) or not self.segment.batch_first:
             return self
-        return replace(self, dense=self.dense.narrowed(samples), pruned=self.pruned.narrowed(samples), _kept={})
+        dense, pruned = self.dense.narrowed(samples), self.pruned.narrowed(samples)
+        outputs = self.dense_outputs
+        if outputs is not None:  # which have samples along their first axis, maybe with more inside
+            shares = [Fraction(new, old) for new, old in zip(dense.sizes, self.sizes, strict=True)]
+            names = self.segment.outputs
+            outputs = [
+                {name: values[name][: int(len(values[name]) * share)] for name in names}
+                for values, share in zip(outputs, shares, strict=True)
+            ]
+        return replace(self, dense=dense, pruned=pruned, dense_outputs=outputs, _kept={})
 
     def objective(self, normalization: Normalization, precision: torch.dtype | None = None) -> Objective:
         weights = [1.0] * len(self.segment.outputs)
@@ -99,35 +139,36 @@ class LayerProblem:
         layouts = self.segment.sample_layouts
         return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts, precision)
 
-    def moments(self, index: int = 0, samples: int | None = None) -> Moments:
-        """Of a layer's inputs, and of those with the outputs the layer itself should have.
+    def moments(self, index: int = 0) -> Moments:
+        """Of a layer's inputs, and of those with the outputs the layer itself should have."""
+        layer, own = self.layers[index], self.segment.own[index]
+        return _ordered(layer, Moments.collect(self._input_output_pairs(layer, own)))
 
-        `samples`: about as many will do, where these are enough to tell the inputs apart.
-        """
-        layer = self.layers[index]
-        pieces = self.pruned.fitted
+    def gram(self, index: int = 0, samples: int | None = None) -> Tensor:
+        """The second moment of a layer's inputs. About so many `samples` will do, where these tell the inputs apart."""
+        layer, pieces = self.layers[index], self.pruned.fitted
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
             pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
-        return _ordered(layer, Moments.collect(self._input_output_pairs(layer, self.segment.own[index], pieces)))
+        return gram_of_inputs(layer, self._inputs(layer, self.pruned, pieces))
 
     def dense_gram(self, index: int = 0) -> Tensor:
-        """The second moment of a layer's inputs in the dense network."""
-        layer = self.layers[index]
-        inputs = (self._input(layer, self.dense, i, self.dense.parameters) for i in range(self.dense.fitted))
-        return gram_of_inputs(layer, inputs)
+        """The same in the dense network."""
+        return gram_of_inputs(self.layers[index], self._inputs(self.layers[index], self.dense, self.dense.fitted))
+
+    def _inputs(self, layer: Layer, stream: Stream, pieces: int) -> Iterator[Tensor]:
+        return (self._input(layer, stream, index, stream.parameters) for index in range(pieces))
 
     def _input(self, layer: Layer, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Tensor:
         """What a layer reads; where layers are solved together it may come after the first of them."""
         values = stream.read(index, [layer.input])
-        x: Tensor = (values or self._live_in(stream, index, parameters))[layer.input]
+        x: Tensor = (values or live_in(self.segment, stream, index, parameters))[layer.input]
         return x
 
-    def _input_output_pairs(self, layer: Layer, own: Program, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
-        teacher = self.dense if self.targets_from == "dense-stream" else self.pruned
-        for index in range(pieces):
-            x = self._input(layer, self.pruned, index, self.pruned.parameters)
-            taught = x if teacher is self.pruned else self._input(layer, teacher, index, self.dense.parameters)
+    def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
+        stream = self._teacher.stream
+        for index, x in enumerate(self._inputs(layer, self.pruned, self.pruned.fitted)):
+            taught = x if stream is self.pruned else self._input(layer, stream, index, self.dense.parameters)
             y = own({layer.input: taught}, self.dense.parameters)[own.gives[0]]
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
@@ -135,19 +176,6 @@ class LayerProblem:
             rows = _rows_at_once(layer, x)
             for part, target in zip(x.split(rows), y.split(rows), strict=True):
                 yield layer.patches(part), layer.outputs(target)
-
-    def _targets(self, index: int) -> dict[str, Tensor]:
-        if self.targets_from == "dense-stream":
-            values = self._live_in(self.dense, index, self.dense.parameters)
-        else:
-            values = self._live_in(self.pruned, index, self.dense.parameters)
-        with torch.no_grad():
-            return self.segment.body(values, self.dense.parameters)
-
-    def _live_in(self, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        values = stream.read(index, {*self.segment.prelude.reads, *self.segment.body.reads})
-        with torch.no_grad():
-            return {**values, **self.segment.prelude(values, parameters)}
 
     def _variances(self) -> list[float]:
         """Of each operation's target over all its elements, however the samples are split into micro-batches."""

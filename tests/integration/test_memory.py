@@ -10,17 +10,19 @@ from torch import Tensor
 
 import snows
 from snows import cascade, rows
-from snows.memory import Memory, as_bytes, memory_limits
+from snows.memory import Memory, as_bytes, memory_limits, operations_kept
+from snows.patterns import PatternRules
+from snows.plan import make_plan
 from snows.streams import Stream
 
-from ..networks import example, make
+from ..networks import captured, example, make
 
 RECIPE = snows.Recipe(horizon=2, sweeps=2, cg_steps=3)
 SAMPLES = 40
 
 
-def run(name: str, **options: Any) -> snows.Result:
-    return snows.prune(make(name), example(name, SAMPLES), "2:4", recipe=RECIPE, progress=False, **options)
+def run(name: str, recipe: snows.Recipe = RECIPE, **options: Any) -> snows.Result:
+    return snows.prune(make(name), example(name, SAMPLES), "2:4", recipe=recipe, progress=False, **options)
 
 
 def weights(result: snows.Result) -> Tensor:
@@ -77,6 +79,48 @@ def test_activations_that_rest_elsewhere_change_nothing(
     pieces = 4  # 16, 16 and the rest, and those held out
     assert len(moved) % (pieces - resident // 16) == 0 < len(moved)
     assert torch.equal(weights(plain), weights(offloaded))
+
+
+@pytest.mark.parametrize("name", ["residual", "conv1d", "two-outputs", "gated"])
+@pytest.mark.parametrize("curvature", ["gauss-newton", "hessian"])
+def test_targets_that_are_computed_once_change_nothing(
+    name: str, curvature: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where products take some samples of a piece; and from the second sweep on the dense network is not run."""
+    recipe = RECIPE.replace(targets="dense-stream", curvature=curvature, product_samples=5)
+    moved: list[int] = []
+    advance = Stream.advance
+
+    def watch(stream: Stream, position: int) -> None:
+        moved.append(position)
+        advance(stream, position)
+
+    monkeypatch.setattr(Stream, "advance", watch)
+    once = run(name, recipe=recipe)
+    solves = len({layer.group[0] for layer in once.report.layers})
+    assert len(moved) == (2 + 1) * solves
+    monkeypatch.setattr(cascade, "operations_kept", lambda *_: [])
+    again = run(name, recipe=recipe)
+    assert len(moved) == (2 + 1) * solves + 2 * 2 * solves
+    assert torch.equal(weights(once), weights(again))
+
+
+def test_targets_are_computed_once_where_there_is_room_for_all() -> None:
+    _, graph = captured("residual")
+    plan = make_plan(graph, PatternRules.parse("2:4"), 2)
+    recipe = RECIPE.replace(targets="dense-stream")
+    kept = operations_kept(graph, plan, 100, recipe, Memory(1 << 30, shared=True))
+    outputs = {name for p in plan.pruned for name in graph.segment([p.layer], p.horizon).outputs}
+    assert {node.name for node in kept} == outputs
+    size = sum(node.meta["bytes"] for node in kept)
+    live = max(graph.live_bytes(p.layer.position) for p in plan.pruned)
+    enough = 2 * (size + 2 * live) * 100  # a half is for what is held
+    assert operations_kept(graph, plan, 100, recipe, Memory(enough, shared=True)) == kept
+    assert operations_kept(graph, plan, 101, recipe, Memory(enough, shared=True)) == []
+    _, other = captured("attention")  # whose samples are along the second axis
+    assert operations_kept(other, make_plan(other, PatternRules.parse("2:4"), 2), 100, recipe, Memory(1 << 30)) == []
+    theirs = recipe.replace(targets="dense-weights")
+    assert operations_kept(graph, plan, 100, theirs, Memory(1 << 30, shared=True)) == []
 
 
 def test_factors_that_rest_elsewhere_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

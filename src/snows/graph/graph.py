@@ -6,6 +6,7 @@ import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -99,6 +100,12 @@ class Graph:
         """The output of every operation, and of some other nodes, by name."""
         values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
         return self.giving([*self.operations, *others])(values, self.parameters)
+
+    def outputs_of(self, nodes: Iterable[Node], batches: Iterable[Values]) -> list[Values]:
+        """The values of these nodes, for each batch of inputs."""
+        program = self.giving(nodes)
+        with torch.no_grad():
+            return [program(inputs, self.parameters) for inputs in batches]
 
     def giving(self, nodes: Iterable[Node], first_order: bool = False) -> Program:
         """The whole network as a function that gives the values of these nodes."""
@@ -250,7 +257,8 @@ def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
     outside = {a for node in body for a in node.all_input_nodes if a not in inside and "parameter" not in a.meta}
     return Cost(
         bytes=sum(node.meta["bytes"] for node in body),
-        output_bytes=sum(node.meta["bytes"] for node in [*targets, *prelude]),
+        output_bytes=sum(node.meta["bytes"] for node in targets),
+        prelude_bytes=sum(node.meta["bytes"] for node in prelude),
         input_bytes=sum(node.meta.get("bytes", 0) for node in outside),
         slope_bytes=sum(_slope_bytes(node, varying) for node in body),
         largest_bytes=max(node.meta["bytes"] for node in body),

@@ -103,7 +103,8 @@ class Cost:
     """Of one pass over a segment, for one sample."""
 
     bytes: int  # of all values
-    output_bytes: int  # of targets, and of what else is computed for it
+    output_bytes: int  # of operations 0 … K
+    prelude_bytes: int  # of what is computed for it beforehand
     input_bytes: int  # of the values it starts from
     slope_bytes: int  # of its Jacobian
     largest_bytes: int  # of its largest value
@@ -127,6 +128,11 @@ class Segment:
     piecewise_linear: bool
     batch_first: bool  # whether all that is read has samples along its first axis, and there alone
     cost: Cost
+
+    @property
+    def position(self) -> int:
+        """Of its first layer."""
+        return min(layer.position for layer in self.layers)
 
     @property
     def horizon(self) -> int:
