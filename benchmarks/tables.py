@@ -233,6 +233,19 @@ def speed_product() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
+def speed_memory() -> str:
+    result = read("speed-memory")
+    titles = ["network", "allowed", "samples", "peak memory", "estimated", "host's memory"]
+    rows = [
+        [
+            TITLES[row["network"]], row["memory"] or "what is free", str(row["samples"]),
+            gibibytes(row["peak_memory_bytes"]), gibibytes(row["expected_memory_bytes"]), gibibytes(row["host_bytes"]),
+        ]
+        for row in result["rows"]
+    ]  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
+
+
 def growth_table(rows: list[dict[str, Any]], device: str | None = None) -> str:
     """For each layer seconds = constant + slope x (samples x operations inside the horizon), by least squares."""
     titles = ["network", "layer", "constant", "for each 10^12 operations", "seconds, and what the line says"]

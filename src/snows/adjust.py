@@ -190,7 +190,7 @@ class _Solve:
         masks = [part.flatten(1) for part in self.unpack(self.mask)]
         try:
             blocks = [
-                RowBlocks(gram, kept, ridge, dtype, self.memory.factors)
+                RowBlocks(gram, kept, ridge, dtype, self.memory.factors, self.memory.chunk)
                 for gram, kept in zip(grams, masks, strict=True)
             ]
         except StatisticsError as error:

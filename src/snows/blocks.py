@@ -24,10 +24,12 @@ class KeptBlocks:
     gram: Tensor  # b x k x k
 
 
-def kept_blocks(gram: Tensor, kept: Tensor) -> Iterator[KeptBlocks]:
+def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> Iterator[KeptBlocks]:
     """All rows, in chunks of bounded size. `gram` is groups x columns x columns; `kept` is rows x columns."""
     rows_per_group = kept.shape[0] // gram.shape[0]
     chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])
+    if most_bytes is not None:
+        chunk_bytes = min(chunk_bytes, most_bytes)
     mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
     counts = kept.sum(1)
     columns = (~kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, in order

@@ -13,11 +13,10 @@ import torch
 from .adjust import curvature_kind, derivative_precision, samples_in_products
 from .blocks import CHUNK_BYTES
 from .graph import Graph, Segment
-from .memory import GRADIENT, Memory, linearized_bytes, operations_kept
+from .memory import FACTORING, GRADIENT, Memory, linearized_bytes, operations_kept
 from .plan import Plan, PlannedLayer
 from .recipe import Recipe
 
-_FACTORING = 5  # copies of a chunk of row blocks while it is inverted
 _DENSITY = 0.5  # of a given mask, as far as is known beforehand
 
 
@@ -78,9 +77,9 @@ class Estimate:
         """Of the row blocks: those that stay on the device, and what it takes to make them."""
         sizes = [(planned.layer.shape[0], self._inputs(planned)) for planned in group]
         kept = [4 * rows * inputs**2 for rows, inputs in sizes]
-        chunk = CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"])
+        chunk = min(CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"]), self.memory.chunk)
         made = max(min(8 * rows * inputs**2, max(chunk, 8 * inputs**2)) for rows, inputs in sizes)
-        return sum(size for size in kept if size <= self.memory.factors), _FACTORING * made
+        return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
 
     def _inputs(self, planned: PlannedLayer) -> int:
         sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.sparsity

@@ -19,6 +19,7 @@ from .recipe import Recipe
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
+FACTORING = 5  # copies of a chunk of row blocks while it is inverted
 GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -44,6 +45,11 @@ class Memory:
     def factors(self) -> int:
         """Of one layer's closed form; beyond, they rest in the host's memory."""
         return int(_FACTORS * self.total)
+
+    @property
+    def chunk(self) -> int:
+        """Of row blocks that are inverted at once: that takes some copies of them, and as much as a pass."""
+        return int(_PASS * self.total) // FACTORING
 
     def resident(self, live_bytes: int, samples: int) -> int:
         """Samples whose activations stay on the device, in both streams; those of the others rest in the host's memory.

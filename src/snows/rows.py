@@ -62,11 +62,17 @@ class RowBlocks:
     """The blocks gram[kept_r, kept_r] of all rows r, inverted (or their diagonals, where that would be too large)."""
 
     def __init__(
-        self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype, keep_bytes: int | None = None
+        self,
+        gram: Tensor,
+        kept: Tensor,
+        relative_damping: float,
+        dtype: torch.dtype,
+        keep_bytes: int | None = None,
+        chunk_bytes: int | None = None,
     ) -> None:
         """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later.
 
-        Factors beyond `keep_bytes` rest in the host's memory.
+        Factors beyond `keep_bytes` rest in the host's memory; at most `chunk_bytes` of blocks are inverted at once.
         """
         self.gram, self.kept, self.dtype = gram, kept.to(gram.device), dtype
         self.relative_damping = relative_damping
@@ -81,6 +87,7 @@ class RowBlocks:
         size = float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
         self.exact = float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit] and size <= _MAX_BYTES[limit]
         self._home = torch.device("cpu") if keep_bytes is not None and size > keep_bytes else gram.device
+        self._chunk_bytes = chunk_bytes
         self._inverses: list[tuple[Tensor, Tensor, Tensor]] = []
         if self.exact:
             self._factor()
@@ -116,7 +123,7 @@ class RowBlocks:
         """Invert every block, raising the damping until all of them are positive definite."""
         for _ in range(_DAMPING_RETRIES):
             self._inverses = []
-            for part in kept_blocks(self.gram, self.kept):
+            for part in kept_blocks(self.gram, self.kept, self._chunk_bytes):
                 factor, info = torch.linalg.cholesky_ex(self._damped(part.gram))
                 if info.any():
                     break

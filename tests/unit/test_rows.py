@@ -125,8 +125,12 @@ def test_small_chunks_give_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     made, _ = blocks()
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 1)
     chunked, _ = blocks()
+    monkeypatch.undo()
+    asked = RowBlocks(made.gram, made.kept, made.relative_damping, torch.float64, chunk_bytes=1)
     rhs = torch.randn(6, 7, dtype=torch.float64)
-    torch.testing.assert_close(chunked.solve(rhs), made.solve(rhs), rtol=1e-12, atol=1e-12)
+    for one_by_one in (chunked, asked):
+        assert len(one_by_one._inverses) == 6 > len(made._inverses)
+        torch.testing.assert_close(one_by_one.solve(rhs), made.solve(rhs), rtol=1e-12, atol=1e-12)
 
 
 def test_conjugate_gradients_take_over_where_factors_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
