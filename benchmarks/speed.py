@@ -3,6 +3,7 @@
     python benchmarks/speed.py runs       # whole networks, end to end
     python benchmarks/speed.py paper      # against the paper's algorithm as published, to the same K-step loss
     python benchmarks/speed.py product    # one curvature product against its floor
+    python benchmarks/speed.py profile    # whole networks once more, by what the time goes to
     python benchmarks/speed.py growth     # a layer's time against samples and horizon: a constant and a slope
     python benchmarks/speed.py memory     # peak memory against samples, each in a fresh process
     python benchmarks/speed.py authors --checkout DIR --command "python …"   # the authors' own code
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pkgutil
 import shlex
 import statistics
 import subprocess
@@ -24,9 +26,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accuracy import DATA, correct, percent
@@ -237,10 +241,63 @@ def _seconds(work: Callable[[], object], device: str, repeats: int = 10) -> floa
     for _ in range(repeats + 1):
         began = time.perf_counter()
         work()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
+        _wait(device)
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
+
+
+PROFILED: dict[str, tuple[str, ...]] = {  # none is called by another
+    "capture, samples to the device": ("snows.api.prepare",),
+    "streams, the dense network's outputs": ("snows.streams.Stream.advance", "snows.graph.Graph.outputs_of"),
+    "second moments": ("snows.problem.LayerProblem.moments", "snows.problem.LayerProblem.gram"),
+    "closed form and its factors": ("snows.adjust.RowBlocks", "snows.rows.RowBlocks.refit"),
+    "losses": ("snows.curvature.Objective.loss",),
+    "gradients": ("snows.curvature.Objective.loss_and_gradient",),
+    "Jacobians": ("snows.curvature.Objective.product",),
+    "CG with its products": ("snows.solver.conjugate_gradient",),
+}
+
+
+def profile(bench: Bench) -> Section:
+    """Of the second of two runs; before and after each part the device is waited for."""
+    for name in bench.networks:
+        horizon, samples = (40, bench.count(3000)) if name == "resnet20" else (4, bench.count(1000))
+
+        def measure(name: str = name, horizon: int = horizon, samples: int = samples) -> Row:
+            x, recipe = bench.samples(name, samples), DEFAULT.replace(horizon=horizon)
+            bench.prune(name, x, "1:4", recipe)
+            seconds = dict.fromkeys(PROFILED, 0.0)
+            with ExitStack() as patches:
+                for part, places in PROFILED.items():
+                    for place in places:
+                        timed = _added_to(seconds, part, pkgutil.resolve_name(place), bench.device)
+                        patches.enter_context(mock.patch(place, timed))
+                began = time.perf_counter()
+                bench.prune(name, x, "1:4", recipe)
+                total = time.perf_counter() - began
+            seconds["all else"] = total - sum(seconds.values())
+            return {"seconds": round(total, 2), "parts": {part: round(value, 3) for part, value in seconds.items()}}
+
+        yield {"network": name, "horizon": horizon, "samples": samples}, measure
+
+
+def _added_to(seconds: dict[str, float], part: str, work: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """The same function, whose time is added to a part's."""
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        _wait(device)
+        began = time.perf_counter()
+        result = work(*arguments, **options)
+        _wait(device)
+        seconds[part] += time.perf_counter() - began
+        return result
+
+    return timed
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
 
 
 def growth(bench: Bench) -> Section:
@@ -314,7 +371,8 @@ def authors(bench: Bench) -> Section:
 
 
 SECTIONS: dict[str, Callable[[Bench], Section]] = {
-    "runs": runs, "paper": paper, "product": product, "growth": growth, "memory": memory, "authors": authors,
+    "runs": runs, "paper": paper, "product": product, "profile": profile, "growth": growth, "memory": memory,
+    "authors": authors,
 }  # fmt: skip
 
 

@@ -233,6 +233,19 @@ def speed_product() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
+def speed_profile() -> str:
+    result = read("speed-profile")
+    parts = list(result["rows"][0]["parts"])
+    titles = ["part", *(f"{TITLES[row['network']]}, K={row['horizon']}" for row in result["rows"])]
+    rows = [[part, *(_share(row, part) for row in result["rows"])] for part in parts]
+    rows.append(["all, with the device waited for", *(f"{row['seconds']:.1f} s" for row in result["rows"])])
+    return table(titles, rows, result["environment"]["device"])
+
+
+def _share(row: dict[str, Any], part: str) -> str:
+    return f"{row['parts'][part]:.2f} s, {100 * row['parts'][part] / row['seconds']:.0f} %"
+
+
 def speed_memory() -> str:
     result = read("speed-memory")
     titles = ["network", "allowed", "samples", "peak memory", "estimated", "host's memory"]
