@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +15,13 @@ from torch.nn.utils import prune as torch_prune
 
 import snows
 from snows import ArgumentError, InputError, SnowsWarning
-from snows.cli import main
 from snows.given import given_masks
 from snows.models import build_model
 from snows.preparation import Prepared, prepare
 from snows.storage import fill, read_state
 
 from ..networks import example, make
+from .conftest import Snows
 
 SAMPLES = 32
 QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=4)
@@ -449,22 +446,7 @@ def data():
 """
 
 
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Any, str]:
-    """`snows prune ...` in this process: its JSON, and what it said on standard error."""
-    start = ("snows", "prune", "net.py:model", "--data", "net.py:data", "--recipe", "fast.json", "--json")
-    monkeypatch.setattr(sys, "argv", [*start, "--samples", "128", *words])
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        with pytest.raises(SystemExit) as ended:
-            main()
-    captured = capsys.readouterr()
-    assert not ended.value.code, captured.err
-    return json.loads(captured.out), captured.err
-
-
-def test_masks_on_the_command_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_masks_on_the_command_line(run: Snows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     Path("net.py").write_text(NET)
     Path("fast.json").write_text(QUICK.to_json())
@@ -477,16 +459,18 @@ def test_masks_on_the_command_line(
     torch_prune.remove(model[2], "weight")
     save_file(model.state_dict(), "pruned.safetensors")
 
-    words = ("--weights", "dense.safetensors", "--mask", "pruned.safetensors", "--out", "adjusted")
-    found, said = command(capsys, monkeypatch, *words)
-    assert said == ""
+    prune = ("prune", "net.py:model", "--data", "net.py:data", "--recipe", "fast.json", "--json", "--samples", "128")
+    outcome = run(*prune, "--weights", "dense.safetensors", "--mask", "pruned.safetensors", "--out", "adjusted")
+    found = outcome.data
+    assert outcome.err == ""
     assert [layer["name"] for layer in found["layers"]] == ["2"]
     assert torch.equal(read_state(Path("adjusted/masks.safetensors"))["2.weight"], kept)
     rows = {row["network"]: row for row in found["evaluation"]}
     assert rows["SNOWS (K=2)"]["kl"] < 0.5 * rows["mask only"]["kl"]
 
-    words = ("--weights", "torch_prune.pt", "--mask", "weights", "--out", "as-it-was")
-    found, said = command(capsys, monkeypatch, *words)
+    outcome = run(*prune, "--weights", "torch_prune.pt", "--mask", "weights", "--out", "as-it-was")
+    said = outcome.err
+    assert outcome.status == 0
     assert said.startswith(f"warning: {NOTHING_TO_ADJUST}")
     assert said.count("\n") == 1
     assert torch.equal(read_state(Path("as-it-was/masks.safetensors"))["2.weight"], kept)

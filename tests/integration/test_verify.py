@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import snows
 from snows import InputError, SnowsError, verify
-from snows.cli import main
 from snows.compact import pack_masks
 from snows.embedded import MODEL
 from snows.storage import file_facts, read_json, read_state, read_tensors, render_manifest
 
 from ..networks import example, make
+from .conftest import Snows
 
 QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=3)
 CORRUPTIONS = 1000
@@ -373,22 +373,7 @@ def process(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def command(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["snows", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    captured = capsys.readouterr()
-    return int(ended.value.code or 0), captured.out, captured.err
-
-
-def test_the_command_from_end_to_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(*words: str) -> tuple[int, str, str]:
-        return command(list(words), monkeypatch, capsys)
-
+def test_the_command_from_end_to_end(run: Snows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET + "import torch\ndef data():\n    return torch.randn(16, 4)\n")
     (tmp_path / "fast.json").write_text('{"schema": 1, "horizon": 2, "sweeps": 1, "cg_steps": 2}')
@@ -424,21 +409,19 @@ def test_the_command_from_end_to_end(
     ]
 
 
-def test_verify_as_json_and_quiet(
-    result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_as_json_and_quiet(run: Snows, result: snows.Result, tmp_path: Path) -> None:
     folder = str(result.save(tmp_path / "out"))
-    status, out, _ = command(["verify", folder, "--json"], monkeypatch, capsys)
+    status, out, _ = run("verify", folder, "--json")
     data = json.loads(out)
     assert (status, data.pop("notes")[0][:22]) == (0, "the probe was not run:")
     assert data == {"ok": True, "findings": [], "files": 6, "layers": 1}
-    assert command(["verify", folder, "--quiet"], monkeypatch, capsys) == (0, "", "")
+    assert run("verify", folder, "--quiet") == (0, "", "")
     (tmp_path / "out" / "report.html").write_text("")
-    assert command(["verify", folder, "--quiet"], monkeypatch, capsys) == (1, "", "")
-    status, out, _ = command(["verify", folder, "--json"], monkeypatch, capsys)
+    assert run("verify", folder, "--quiet") == (1, "", "")
+    status, out, _ = run("verify", folder, "--json")
     assert status == 1
     assert "report.html has 0 bytes, and had " in json.loads(out)["findings"][0]
-    assert command(["verify", "nowhere"], monkeypatch, capsys) == (1, "", "error: there is no folder nowhere\n")
+    assert run("verify", "nowhere") == (1, "", "error: there is no folder nowhere\n")
 
 
 @pytest.mark.parametrize(
@@ -448,10 +431,8 @@ def test_verify_as_json_and_quiet(
         ["inspect", "nowhere"], ["compare", "nowhere", "--data", "fashion"],
     ],
 )  # fmt: skip
-def test_debug_shows_where_a_failure_came_from(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plain, debugged = (command(words + more, monkeypatch, capsys) for more in ([], ["--debug"]))
+def test_debug_shows_where_a_failure_came_from(run: Snows, words: list[str]) -> None:
+    plain, debugged = (run(*words, *more) for more in ([], ["--debug"]))
     assert plain[0] == debugged[0] != 0
     assert plain[2].count("\n") == 1
     assert debugged[2].startswith("Traceback (most recent call last):")
@@ -459,8 +440,6 @@ def test_debug_shows_where_a_failure_came_from(
 
 
 @pytest.mark.parametrize("flag", ["--force", "--compact"])
-def test_flags_of_saving_need_a_folder(
-    flag: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = command(["prune", flag], monkeypatch, capsys)
+def test_flags_of_saving_need_a_folder(run: Snows, flag: str) -> None:
+    status, _, err = run("prune", flag)
     assert (status, err) == (2, f"error: {flag} says how to save; expected --out DIR with it\n")
