@@ -47,10 +47,7 @@ CASES = {
     "resnet20-1of4": Case("resnet20", "1:4", 3000),
     "resnet50-2of4": Case("resnet50", "2:4", 1000),
     "resnet50-1of4": Case("resnet50", "1:4", 1000),
-    "resnet50-2of4-mirrored": Case("resnet50", "2:4", 1000, "mirrored"),
-    "resnet50-1of4-mirrored": Case("resnet50", "1:4", 1000, "mirrored"),
     "mobilenet-0.7": Case("mobilenet", "0.7", 1000),
-    "mobilenet-0.7-mirrored": Case("mobilenet", "0.7", 1000, "mirrored"),
     "resnet20-1of4-paper": Case("resnet20", "1:4", 1000, "paper", (0,)),
 }
 DATA = {  # calibration, test
@@ -58,7 +55,7 @@ DATA = {  # calibration, test
     "resnet50": ("imagenet_calibration.npz", ["imagenet_val_a.npz", "imagenet_val_b.npz"]),
     "mobilenet": ("imagenet_calibration.npz", ["imagenet_val_a.npz", "imagenet_val_b.npz"]),
 }
-RECIPES: dict[str, Recipe] = {"default": DEFAULT, "mirrored": DEFAULT.replace(mirror=True), "paper": PAPER}
+RECIPES: dict[str, Recipe] = {"default": DEFAULT, "paper": PAPER}
 
 
 def main() -> None:

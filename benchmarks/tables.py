@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import linear_regression, mean
 from typing import Any
 
+Row = dict[str, Any]
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
@@ -40,6 +41,38 @@ def table(titles: list[str], rows: list[list[str]], device: str | None = None) -
 
 def memory(size: float | None) -> str:
     return f"{size:.1f} GiB" if size else "–"
+
+
+def gibibytes(size: float | None) -> str:
+    return memory(size / 2**30 if size else None)
+
+
+def listing(name: str, *columns: tuple[str, Callable[[Row], str]], order: Callable[[Row], Any] | None = None) -> str:
+    """One line for each row of a result: titles, and what stands below each."""
+    result = read(name)
+    rows = result["rows"] if order is None else sorted(result["rows"], key=order)
+    titles, cells = zip(*columns, strict=True)
+    return table(list(titles), [[cell(row) for cell in cells] for row in rows], result["environment"]["device"])
+
+
+def network(row: Row) -> str:
+    return TITLES[row["network"]]
+
+
+def peak(row: Row) -> str:
+    return gibibytes(row["peak_memory_bytes"])
+
+
+def seconds(row: Row) -> str:
+    return f"{row['seconds']:.0f} s"
+
+
+def field(name: str) -> Callable[[Row], str]:
+    return lambda row: str(row[name])
+
+
+def allowed(row: Row) -> str:
+    return row["memory"] or "what is free"
 
 
 def accuracy() -> str:
@@ -114,17 +147,16 @@ def nm_masks() -> str:
 
 
 def resnet50() -> str:
-    result = read("masks-resnet50")
-    titles = ["pattern", "mask", "SNOWS", "top-1", "drop, 95 %", "time", "memory"]
-    rows = [
-        [
-            row["pattern"], row["mask"], "yes" if row["snows"] else "no", f"{row['accuracy']:.2f}",
-            f"{row['drop']:.2f} ± {row['drop_interval']:.2f}", f"{row['seconds']:.0f} s",
-            memory(row["peak_memory_bytes"] / 2**30),
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    return table(titles, rows, result["environment"]["device"])
+    return listing(
+        "masks-resnet50",
+        ("pattern", field("pattern")),
+        ("mask", field("mask")),
+        ("SNOWS", lambda row: "yes" if row["snows"] else "no"),
+        ("top-1", lambda row: f"{row['accuracy']:.2f}"),
+        ("drop, 95 %", lambda row: f"{row['drop']:.2f} ± {row['drop_interval']:.2f}"),
+        ("time", seconds),
+        ("memory", peak),
+    )
 
 
 def vit() -> str:
@@ -145,30 +177,30 @@ def vit() -> str:
 
 
 def vit_ablation() -> str:
-    result = read("vit-ablation")
-    rows = [
-        [
-            ROLES[row["layers"]], row["recipe"], f"{row['kl']:.3f}", f"{100 * row['agreement']:.1f}",
-            f"{row['seconds']:.0f} s", memory(row["peak_memory_bytes"] / 2**30),
-        ]
-        for row in sorted(result["rows"], key=lambda row: (row["layers"], -row["kl"]))
-    ]  # fmt: skip
-    titles = ["pruned", "recipe", "KL to dense", "agreement, %", "time", "memory"]
-    return table(titles, rows, result["environment"]["device"])
+    return listing(
+        "vit-ablation",
+        ("pruned", lambda row: ROLES[row["layers"]]),
+        ("recipe", field("recipe")),
+        ("KL to dense", lambda row: f"{row['kl']:.3f}"),
+        ("agreement, %", lambda row: f"{100 * row['agreement']:.1f}"),
+        ("time", seconds),
+        ("memory", peak),
+        order=lambda row: (row["layers"], -row["kl"]),
+    )
 
 
 def vit_sizes() -> str:
-    result = read("vit-sizes")
-    rows = [
-        [
-            {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}[row["network"]], str(row["horizon"]), str(row["samples"]),
-            str(row["blocks"]), f"{row['seconds']:.0f} s", f"{row['projected_seconds'] / 60:.1f} min",
-            memory(row["peak_memory_bytes"] / 2**30), row["memory"] or "what is free",
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    titles = ["network", "K", "images", "blocks timed", "time", "all blocks, projected", "peak memory", "allowed"]
-    return table(titles, rows, result["environment"]["device"])
+    return listing(
+        "vit-sizes",
+        ("network", lambda row: {"vit-b": "ViT-B/16", "vit-l": "ViT-L/16"}[row["network"]]),
+        ("K", field("horizon")),
+        ("images", field("samples")),
+        ("blocks timed", field("blocks")),
+        ("time", seconds),
+        ("all blocks, projected", lambda row: f"{row['projected_seconds'] / 60:.1f} min"),
+        ("peak memory", peak),
+        ("allowed", allowed),
+    )
 
 
 def language() -> str:
@@ -186,80 +218,53 @@ def language() -> str:
     return table(titles, rows, result["environment"]["device"])
 
 
-def gibibytes(size: float | None) -> str:
-    return memory(size / 2**30 if size else None)
-
-
 def speed_runs() -> str:
-    result = read("speed-runs")
-    titles = ["network", "pattern", "K", "samples", "time", "peak memory", "estimated", "allowed", "accuracy"]
-    rows = [
-        [
-            TITLES[row["network"]], row["pattern"], str(row["horizon"]), str(row["samples"]),
-            f"**{row['seconds']:.1f} s**" + (" (median of three)" if len(row["all_seconds"]) == 3 else ""),
-            gibibytes(row["peak_memory_bytes"]), gibibytes(row["expected_memory_bytes"]),
-            row["memory"] or "what is free", f"{row['accuracy']:.2f}",
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    return table(titles, rows, result["environment"]["device"])
+    def median(row: Row) -> str:
+        return f"**{row['seconds']:.1f} s**" + (" (median of three)" if len(row["all_seconds"]) == 3 else "")
+
+    return listing(
+        "speed-runs",
+        ("network", network),
+        ("pattern", field("pattern")),
+        ("K", field("horizon")),
+        ("samples", field("samples")),
+        ("time", median),
+        ("peak memory", peak),
+        ("estimated", lambda row: gibibytes(row["expected_memory_bytes"])),
+        ("allowed", allowed),
+        ("accuracy", lambda row: f"{row['accuracy']:.2f}"),
+    )
 
 
 def speed_paper() -> str:
-    result = read("speed-paper")
-    titles = ["network", "layer", "K", "samples", 'loss, `recipe="paper"`', "time", "loss, ours", "time", "ratio"]
-    rows = [
-        [
-            TITLES[row["network"]], row["layer"], str(row["horizon"]), str(row["samples"]), f"{row['loss_paper']:.3f}",
-            f"{row['seconds_paper']:.2f} s", f"{row['loss']:.3f}", f"{row['seconds']:.3f} s",
-            f"**{row['ratio']:.0f}**" if row["reached"] else "not reached",
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    return table(titles, rows, result["environment"]["device"])
+    return listing(
+        "speed-paper",
+        ("network", network),
+        ("layer", field("layer")),
+        ("K", field("horizon")),
+        ("samples", field("samples")),
+        ('loss, `recipe="paper"`', lambda row: f"{row['loss_paper']:.3f}"),
+        ("time", lambda row: f"{row['seconds_paper']:.2f} s"),
+        ("loss, ours", lambda row: f"{row['loss']:.3f}"),
+        ("time", lambda row: f"{row['seconds']:.3f} s"),
+        ("ratio", lambda row: f"**{row['ratio']:.0f}**" if row["reached"] else "not reached"),
+    )
 
 
 def speed_product() -> str:
-    result = read("speed-product")
-    titles = ["network", "layer", "K", "samples", "one product", "two plain passes", "ratio"]
-    rows = [
-        [
-            TITLES[row["network"]], row["layer"], str(row["horizon"]), str(row["samples"]),
-            f"{1e3 * row['seconds']:.2f} ms", f"{2e3 * row['forward_seconds']:.2f} ms",
-            f"**{row['ratio_to_floor']:.2f}**",
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    return table(titles, rows, result["environment"]["device"])
+    return listing(
+        "speed-product",
+        ("network", network),
+        ("layer", field("layer")),
+        ("K", field("horizon")),
+        ("samples", field("samples")),
+        ("one product", lambda row: f"{1e3 * row['seconds']:.2f} ms"),
+        ("two plain passes", lambda row: f"{2e3 * row['forward_seconds']:.2f} ms"),
+        ("ratio", lambda row: f"**{row['ratio_to_floor']:.2f}**"),
+    )
 
 
-def speed_profile() -> str:
-    result = read("speed-profile")
-    parts = list(result["rows"][0]["parts"])
-    titles = ["part", *(f"{TITLES[row['network']]}, K={row['horizon']}" for row in result["rows"])]
-    rows = [[part, *(_share(row, part) for row in result["rows"])] for part in parts]
-    rows.append(["all, with the device waited for", *(f"{row['seconds']:.1f} s" for row in result["rows"])])
-    return table(titles, rows, result["environment"]["device"])
-
-
-def _share(row: dict[str, Any], part: str) -> str:
-    return f"{row['parts'][part]:.2f} s, {100 * row['parts'][part] / row['seconds']:.0f} %"
-
-
-def speed_memory() -> str:
-    result = read("speed-memory")
-    titles = ["network", "allowed", "samples", "peak memory", "estimated", "host's memory"]
-    rows = [
-        [
-            TITLES[row["network"]], row["memory"] or "what is free", str(row["samples"]),
-            gibibytes(row["peak_memory_bytes"]), gibibytes(row["expected_memory_bytes"]), gibibytes(row["host_bytes"]),
-        ]
-        for row in result["rows"]
-    ]  # fmt: skip
-    return table(titles, rows, result["environment"]["device"])
-
-
-def growth_table(rows: list[dict[str, Any]], device: str | None = None) -> str:
+def growth_table(rows: list[Row], device: str | None = None) -> str:
     """For each layer seconds = constant + slope x (samples x operations inside the horizon), by least squares."""
     titles = ["network", "layer", "constant", "for each 10^12 operations", "seconds, and what the line says"]
     lines = []

@@ -107,8 +107,8 @@ def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memo
     names = {name for segment in segments for name in segment.outputs}
     nodes = [node for node in graph.operations if node.name in names]
     live = max(graph.live_bytes(segment.position) for segment in segments)
-    fits = sum(node.meta["bytes"] for node in nodes) * samples <= memory.targets(live, samples)
-    return nodes if fits else []
+    held = sum(node.meta["bytes"] for node in nodes) + max(segment.cost.prelude_bytes for segment in segments)
+    return nodes if held * samples <= memory.targets(live, samples) else []
 
 
 def micro_batch_size(

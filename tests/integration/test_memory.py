@@ -113,6 +113,7 @@ def test_targets_are_computed_once_where_there_is_room_for_all() -> None:
     outputs = {name for p in plan.pruned for name in graph.segment([p.layer], p.horizon).outputs}
     assert {node.name for node in kept} == outputs
     size = sum(node.meta["bytes"] for node in kept)
+    size += max(graph.segment([p.layer], p.horizon).cost.prelude_bytes for p in plan.pruned)
     live = max(graph.live_bytes(p.layer.position) for p in plan.pruned)
     enough = 2 * (size + 2 * live) * 100  # a half is for what is held
     assert operations_kept(graph, plan, 100, recipe, Memory(enough, shared=True)) == kept
