@@ -254,8 +254,8 @@ class _Solve:
         product = restrict(curvature.product(self.kind, at, keep), self.mask)
         if self.recipe.preconditioner is None or not self.blocks:
             return System(product)
-        signs = torch.randint(0, 2, self.mask.shape, generator=self.turn.generator()) * 2 - 1
-        probe = signs.to(self.mask.device, at.dtype) * self.mask
+        coins = torch.randint(0, 2, self.mask.shape, generator=self.turn.generator(), dtype=torch.int8)
+        probe = (2 * coins.to(self.mask.device).to(at.dtype) - 1) * self.mask
         # rows of query and key matter less than those of value by far
         alike = self.segment.is_matched_itself
         rows = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)), alike)

@@ -12,6 +12,7 @@ from .errors import InputError
 
 CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # held at once
 _DAMPING_RETRIES = 12
+_AT_ONCE = 128  # columns; larger blocks are inverted by halves, on a GPU
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,33 @@ def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> It
             block = block * (real[:, :, None] & real[:, None, :])
             padding = torch.diag_embed((~real).to(block.dtype) * mean_diagonal)
             yield KeptBlocks(rows, chosen, real, block + padding)
+
+
+def inverted(blocks: Tensor) -> Tensor | None:
+    """The inverses of blocks (b x k x k), if all of them are positive definite."""
+    if blocks.device.type != "cuda":
+        factor, info = torch.linalg.cholesky_ex(blocks)
+        return None if info.any() else torch.cholesky_inverse(factor)
+    # There torch inverts one block after another; most of it as products of halves takes a fifth of the time.
+    root, said = inverse_root(blocks)
+    return None if torch.cat(said).any() else root.mT @ root
+
+
+def inverse_root(blocks: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The inverse of each block's Cholesky factor, by halves; with what the factorizations of the parts say."""
+    size = blocks.shape[-1]
+    if size <= _AT_ONCE:
+        factor, info = torch.linalg.cholesky_ex(blocks)
+        identity = torch.eye(size, dtype=blocks.dtype, device=blocks.device).expand_as(blocks)
+        return torch.linalg.solve_triangular(factor, identity, upper=False), [info]
+    half = size // 2
+    first, said = inverse_root(blocks[:, :half, :half])
+    below = blocks[:, half:, :half] @ first.mT
+    second, said_then = inverse_root(torch.baddbmm(blocks[:, half:, half:], below, below.mT, alpha=-1))
+    root = torch.zeros_like(blocks)
+    root[:, :half, :half], root[:, half:, half:] = first, second
+    root[:, half:, :half] = -(second @ below) @ first
+    return root, said + said_then
 
 
 def damped(gram: Tensor, relative: float) -> Tensor:

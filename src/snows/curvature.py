@@ -11,6 +11,7 @@ Products are sums over pieces (micro-batches), so memory is bounded by the piece
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -126,8 +127,9 @@ class Objective:
         return [weight / (self.samples * e) for weight, e in zip(self.weights, elements, strict=True)]
 
     def _loss(self, piece: Piece, errors: list[Tensor]) -> Tensor:
-        norms = torch.stack(torch._foreach_norm(errors))
-        return norms.square() @ torch.tensor(self._factors(piece, errors), dtype=norms.dtype, device=norms.device)
+        # the factors as numbers: a tensor of them would have to be sent to the device, which the host then waits for
+        roots = [math.sqrt(factor) for factor in self._factors(piece, errors)]
+        return torch.stack(torch._foreach_mul(torch._foreach_norm(errors), roots)).square().sum()
 
     def _differentiable_loss(self, piece: Piece, weight: Tensor) -> Tensor:
         targets = piece.targets

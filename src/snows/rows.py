@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .blocks import damped, kept_blocks
+from .blocks import damped, inverted, kept_blocks
 from .errors import StatisticsError
 from .solver import CGOptions, Product, conjugate_gradient
 
@@ -124,11 +124,10 @@ class RowBlocks:
         for _ in range(_DAMPING_RETRIES):
             self._inverses = []
             for part in kept_blocks(self.gram, self.kept, self._chunk_bytes):
-                factor, info = torch.linalg.cholesky_ex(self._damped(part.gram))
-                if info.any():
+                inverse = inverted(self._damped(part.gram))
+                if inverse is None:
                     break
-                inverse = torch.cholesky_inverse(factor).to(self.dtype)
-                self._inverses.append((part.rows, part.columns, self._at_rest(inverse)))
+                self._inverses.append((part.rows, part.columns, self._at_rest(inverse.to(self.dtype))))
             else:
                 return
             self.relative_damping = max(10 * self.relative_damping, 1e-10)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import snows.rows as rows
 from snows import Recipe, prune
-from snows.blocks import CHUNK_BYTES
+from snows.blocks import CHUNK_BYTES, inverse_root, inverted
 from snows.errors import InputError
 from snows.rows import Moments, RowBlocks, RowPreconditioner
 from snows.solver import NewtonOutcome
@@ -131,6 +131,25 @@ def test_small_chunks_give_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     for one_by_one in (chunked, asked):
         assert len(one_by_one._inverses) == 6 > len(made._inverses)
         torch.testing.assert_close(one_by_one.solve(rhs), made.solve(rhs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 129, 300])
+def test_blocks_are_inverted_by_halves(size: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(3, 2 * size + 5, size, generator=generator, dtype=torch.float64)
+    blocks = x.mT @ x + 1e-3 * torch.eye(size, dtype=torch.float64)
+    root, said = inverse_root(blocks)
+    assert not torch.cat(said).any()
+    torch.testing.assert_close(root.mT @ root, torch.linalg.inv(blocks), rtol=1e-8, atol=1e-10)
+    assert torch.equal(root, root.tril())
+
+
+@pytest.mark.parametrize("place", [0, 299])
+def test_halves_tell_what_is_not_positive_definite(place: int) -> None:
+    blocks = torch.eye(300, dtype=torch.float64).repeat(2, 1, 1)
+    blocks[1, place, place] = -1.0
+    assert torch.cat(inverse_root(blocks)[1]).any()
+    assert inverted(blocks) is None
 
 
 def test_conjugate_gradients_take_over_where_factors_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
