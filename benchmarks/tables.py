@@ -44,7 +44,7 @@ def memory(size: float | None) -> str:
 
 
 def gibibytes(size: float | None) -> str:
-    return memory(size / 2**30 if size else None)
+    return f"{size / 2**20:.0f} MiB" if size and size < 2**30 else memory(size / 2**30 if size else None)
 
 
 def listing(name: str, *columns: tuple[str, Callable[[Row], str]], order: Callable[[Row], Any] | None = None) -> str:
@@ -251,6 +251,29 @@ def speed_paper() -> str:
     )
 
 
+def speed_profile() -> str:
+    result = read("speed-profile")
+    titles = ["part", *(f"{network(row)}, K={row['horizon']}, {row['samples']} images" for row in result["rows"])]
+    rows = [
+        [part, *(f"{row['parts'][part]:.2f} s ({row['parts'][part] / row['seconds']:.0%})" for row in result["rows"])]
+        for part in result["rows"][0]["parts"]
+    ]
+    rows.append(["all", *(f"{row['seconds']:.1f} s" for row in result["rows"])])
+    return table(titles, rows, result["environment"]["device"])
+
+
+def speed_memory() -> str:
+    return listing(
+        "speed-memory",
+        ("network", network),
+        ("allowed", allowed),
+        ("samples", field("samples")),
+        ("peak memory", peak),
+        ("estimated", lambda row: gibibytes(row["expected_memory_bytes"])),
+        ("of the host's", lambda row: gibibytes(row["host_bytes"])),
+    )
+
+
 def speed_product() -> str:
     return listing(
         "speed-product",
@@ -286,7 +309,14 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
     TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes, "language": language},
-    SPEED: {"runs": speed_runs, "paper": speed_paper, "product": speed_product, "growth": speed_growth},
+    SPEED: {
+        "runs": speed_runs,
+        "paper": speed_paper,
+        "product": speed_product,
+        "growth": speed_growth,
+        "profile": speed_profile,
+        "memory": speed_memory,
+    },
 }
 
 

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from .errors import InputError
 
-CHUNK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # held at once
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, launches large ones
 _DAMPING_RETRIES = 12
 _AT_ONCE = 128  # columns; larger blocks are inverted by halves, on a GPU
 
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """Some rows with equally wide blocks: shorter ones are padded with columns that couple to nothing."""
+    """Some rows with equally wide blocks: shorter ones are padded with columns that couple to nothing. The blocks are
+    the reader's own, to be changed in place."""
 
     rows: Tensor  # b
     columns: Tensor  # b x k
@@ -39,13 +40,15 @@ def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> It
         order = first + counts[first : first + rows_per_group].argsort(stable=True)
         widest = max(int(counts[order[-1]]), 1)
         for rows in order.split(max(1, chunk_bytes // (widest**2 * gram.element_size()))):
-            width = max(int(counts[rows].max()), 1)
+            narrow, wide = torch.stack(counts[rows].aminmax()).tolist()
+            width = max(wide, 1)
             chosen = columns[rows, :width]
             block = gram[group][chosen[:, :, None], chosen[:, None, :]]
             real = torch.arange(width, device=rows.device) < counts[rows, None]
-            block = block * (real[:, :, None] & real[:, None, :])
-            padding = torch.diag_embed((~real).to(block.dtype) * mean_diagonal)
-            yield KeptBlocks(rows, chosen, real, block + padding)
+            if narrow < width:
+                block *= real[:, :, None] & real[:, None, :]
+                block.diagonal(dim1=1, dim2=2).add_(~real, alpha=mean_diagonal)
+            yield KeptBlocks(rows, chosen, real, block)
 
 
 def inverted(blocks: Tensor) -> Tensor | None:

@@ -124,7 +124,8 @@ class RowBlocks:
         for _ in range(_DAMPING_RETRIES):
             self._inverses = []
             for part in kept_blocks(self.gram, self.kept, self._chunk_bytes):
-                inverse = inverted(self._damped(part.gram))
+                part.gram.diagonal(dim1=1, dim2=2).add_(self.relative_damping * self.mean_diagonal)
+                inverse = inverted(part.gram)
                 if inverse is None:
                     break
                 self._inverses.append((part.rows, part.columns, self._at_rest(inverse.to(self.dtype))))
@@ -141,10 +142,6 @@ class RowBlocks:
             return inverse
         on_host = torch.empty_like(inverse, device=self._home, pin_memory=inverse.device.type == "cuda")
         return on_host.copy_(inverse, non_blocking=True)
-
-    def _damped(self, block: Tensor) -> Tensor:
-        damping = self.relative_damping * self.mean_diagonal
-        return block + damping * torch.eye(block.shape[-1], dtype=block.dtype, device=block.device)
 
     def _diagonal(self) -> Tensor:
         return self.gram.diagonal(dim1=1, dim2=2).repeat_interleave(self.rows_per_group, dim=0)
