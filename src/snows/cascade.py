@@ -106,7 +106,7 @@ def cascade(
                     room = memory.targets(graph.live_bytes(segment.position), sum(batches.sizes))
                     problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, room, known, outputs)
                     if sweep == 0 and method is not None:
-                        _choose_masks(method, group, problem, dense, choice)
+                        _choose_masks(method, group, problem, dense, choice, adjust)
                     so_far = {**current, **choice.weights} if sweep == 0 else current
                     entry = _solve(
                         problem, so_far, choice.masks, recipe, memory, Turn(seed, sweep, index), adjust, began
@@ -168,9 +168,12 @@ def _choose_masks(
     problem: LayerProblem,
     dense: Mapping[str, Tensor],
     choice: Choice,
+    adjust: bool,
 ) -> None:
     """Ask the method for each layer of the problem, with the statistics it wants (see LayerMethod)."""
     reads = getattr(method, "reads", "pruned")
+    if reads == "auto":
+        reads = "dense" if adjust else "refitted"
     for place, planned in enumerate(group):
         assert planned.pattern is not None
         name = planned.layer.parameter

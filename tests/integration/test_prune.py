@@ -137,6 +137,17 @@ def test_the_paper_as_written() -> None:
     assert [layer.horizon for layer in result.report.layers] == [4, 2]  # K=40, cut at the end of the network
 
 
+@pytest.mark.parametrize(("solver", "reads"), [("newton", "dense"), (None, "refitted")])
+def test_masks_are_chosen_from_dense_inputs_where_weights_are_readjusted(solver: str | None, reads: str) -> None:
+    def weights(reads: Any) -> list[Tensor]:
+        result = quick("residual", 0.6, mask=snows.OBC(reads=reads), solver=solver)
+        return [result.model.get_parameter(name) for name in result.masks]
+
+    found = {each: weights(each) for each in ("auto", "dense", "refitted")}
+    same = {each: all(map(torch.equal, found["auto"], found[each])) for each in ("dense", "refitted")}
+    assert same == {each: each == reads for each in same}
+
+
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "fisher"])
 def test_every_curvature_lowers_the_loss(curvature: str) -> None:
     result = quick("attention", "2:4", recipe=QUICK.replace(curvature=curvature))

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..patterns import NM, Pattern, keep_best
 
-Reads = Literal["dense", "pruned", "refitted"]
+Reads = Literal["auto", "dense", "pruned", "refitted"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class LayerMethod(Protocol):
     `weight` has the layer's own shape (outputs, inputs per group, *kernel); `gram` is groups x columns x columns with
     columns = inputs per group x kernel, the second moment of the layer's inputs. A method says which by an attribute
     `reads`: "pruned" (the default) are inputs as the network pruned so far gives them, "dense" are those of the dense
-    network, and "refitted" are pruned ones, with `weight` already refitted to them without a mask.
+    network, "refitted" are pruned ones, with `weight` already refitted to them without a mask, and "auto" is "refitted"
+    where the method's own weights stay, and "dense" where they are re-adjusted.
     """
 
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice: ...

@@ -18,8 +18,8 @@ _WIDE = 2048  # beyond this many columns the elimination runs in single precisio
 
 @dataclass(frozen=True)
 class OBC:
-    damping: float = 1e-4  # relative to the mean diagonal of the Gram matrix
-    reads: Reads = "refitted"  # the published method reads "dense"
+    damping: float = 0.01  # relative to the mean diagonal of the Gram matrix
+    reads: Reads = "auto"  # the published method reads "dense"
 
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
         rows, gram = as_rows(weight, gram)

@@ -114,7 +114,7 @@ def test_a_layer_method_may_change_nothing_and_refuse_some_patterns() -> None:
     check_mask_method(OneLayer(lambda choice, weight, pattern: choice))
 
 
-def test_the_gram_matrix_is_not_to_be_changed_and_reads_is_one_of_three() -> None:
+def test_the_gram_matrix_is_not_to_be_changed_and_reads_is_one_of_four() -> None:
     class Damps(Wanda):
         def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
             gram.diagonal(dim1=1, dim2=2).add_(1)
@@ -122,7 +122,7 @@ def test_the_gram_matrix_is_not_to_be_changed_and_reads_is_one_of_three() -> Non
 
     with pytest.raises(InputError, match=r"Damps \(linear 0\.3 uniform\): it changes the Gram matrix it is given"):
         check_mask_method(Damps())
-    with pytest.raises(InputError, match=r"its attribute reads is 'sparse'; expected one of \('dense', 'pruned', 'ref"):
+    with pytest.raises(InputError, match=r"its attribute reads is 'sparse'; expected one of \('auto', 'dense', 'pru"):
         check_mask_method(Wanda(reads="sparse"))  # type: ignore[arg-type]
 
 
