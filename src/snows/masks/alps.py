@@ -23,7 +23,7 @@ class ALPS:
     damping: float = 0.01  # relative to the mean diagonal of the Gram matrix
     penalty: float = 0.1  # at the start, with inputs scaled to unit norm
     steps: int = 300
-    reads: Reads = "refitted"
+    reads: Reads = "auto"
 
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
         rows, gram = as_rows(weight, gram)

@@ -21,7 +21,7 @@ from .layout import as_rows, from_rows, inverse
 class SparseGPT:
     damping: float = 0.01  # relative to the mean diagonal of the Gram matrix
     block: int = 128  # columns whose unstructured mask is chosen together
-    reads: Reads = "refitted"
+    reads: Reads = "auto"
 
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
         rows, gram = as_rows(weight, gram)
