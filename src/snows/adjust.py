@@ -227,6 +227,9 @@ class _Solve:
         """Gradient and line search on all samples, products on some."""
         inputs = [int(part.flatten(1).sum(1).max()) for part in self.unpack(self.mask)]
         samples = samples_in_products(self.recipe, inputs)
+        if samples is not None:
+            wanted = min(samples, self.objective.samples)
+            samples = self.memory.samples_in_products(wanted, self._linearized_bytes(), self.problem.sizes[0])
         narrow = self.problem if samples is None else self.problem.narrowed(samples)
         sampled = narrow.objective(self.recipe.normalization, self.objective.precision)
         begin = self.turn.sweep * self.recipe.newton_steps
@@ -247,10 +250,13 @@ class _Solve:
         final = self.objective.loss(weight)
         return Newton(weight, loss, final, steps, cg_steps, NewtonOutcome.STEPS_DONE, negative)
 
+    def _linearized_bytes(self) -> int:
+        """Of one sample."""
+        return linearized_bytes(self.segment.cost, self.kind, self.objective.precision or self.masked.dtype)
+
     def _system(self, curvature: Objective, at: Tensor) -> System:
         """Newton's system on kept weights, with the row blocks as preconditioner."""
-        held = linearized_bytes(self.segment.cost, self.kind, curvature.precision or at.dtype)
-        keep = held * curvature.samples <= self.memory.products
+        keep = self._linearized_bytes() * curvature.samples <= self.memory.products
         product = restrict(curvature.product(self.kind, at, keep), self.mask)
         if self.recipe.preconditioner is None or not self.blocks:
             return System(product)

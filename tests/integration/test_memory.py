@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import snows
-from snows import cascade, rows
+from snows import adjust, cascade, rows
+from snows.curvature import Objective
 from snows.memory import Memory, as_bytes, memory_limits, operations_kept
 from snows.patterns import PatternRules
 from snows.plan import make_plan
@@ -44,6 +45,33 @@ def test_sizes_as_people_write_them(given: Any, size: int | None) -> None:
 def test_other_words_are_refused(given: Any) -> None:
     with pytest.raises(snows.ArgumentError, match="expected a size such as '24GiB'"):
         run("mlp", memory=given)
+
+
+@pytest.mark.parametrize(
+    ("room", "samples", "kept"), [(100, 32, True), (24, 24, True), (16, 16, True), (15, 32, False)]
+)
+def test_products_take_as_many_samples_as_have_room(
+    room: int, samples: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: set[tuple[int, bool]] = set()
+    product = Objective.product
+
+    def noted(self: Objective, kind: Any, weight: Tensor, keep: bool) -> Any:
+        taken.add((self.samples, keep))
+        return product(self, kind, weight, keep)
+
+    monkeypatch.setattr(Objective, "product", noted)
+    monkeypatch.setattr(adjust, "linearized_bytes", lambda *_: 10)
+    monkeypatch.setattr(Memory, "products", 10 * room)
+    run("conv-bn")  # 8 of 40 samples are held out
+    assert taken == {(samples, kept)}
+
+
+def test_samples_in_products_are_whole_pieces() -> None:
+    limits = Memory(1000)  # of which 200 are for products
+    assert limits.samples_in_products(60, 4, piece=20) == 40
+    assert limits.samples_in_products(60, 4, piece=60) == 50
+    assert limits.samples_in_products(50, 4, piece=20) == 50
 
 
 def test_a_budget_is_shared_out() -> None:
