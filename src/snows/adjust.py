@@ -229,7 +229,7 @@ class _Solve:
         samples = samples_in_products(self.recipe, inputs)
         if samples is not None:
             wanted = min(samples, self.objective.samples)
-            samples = self.memory.samples_in_products(wanted, self._linearized_bytes(), self.problem.sizes[0])
+            samples = self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
         narrow = self.problem if samples is None else self.problem.narrowed(samples)
         sampled = narrow.objective(self.recipe.normalization, self.objective.precision)
         begin = self.turn.sweep * self.recipe.newton_steps

@@ -67,7 +67,7 @@ class Estimate:
         per_sample = linearized_bytes(cost, curvature_kind(self.recipe, segment), precision)
         samples = min(self.recipe.minibatch or self.product_samples(group) or self.samples, self.samples)
         if self.recipe.minibatch is None and self.recipe.product_samples is not None:
-            samples = self.memory.samples_in_products(samples, per_sample, self.micro_batch)
+            samples = self.memory.fitting_samples(samples, per_sample, self.micro_batch)
         piece = min(samples, self.micro_batch)
         kept = samples if per_sample * samples <= self.memory.products else piece
         tangents = (

@@ -51,7 +51,7 @@ class Memory:
         """Of row blocks that are inverted at once: that takes some copies of them, and as much as a pass."""
         return int(_PASS * self.total) // FACTORING
 
-    def samples_in_products(self, wanted: int, held_bytes: int, piece: int) -> int:
+    def fitting_samples(self, wanted: int, held_bytes: int, piece: int) -> int:
         """Of `wanted`, as many as have room for their Jacobians, in whole pieces: to linearize again for each product
         takes longer than the product. A half does as well; where there is room for less, all are taken."""
         fitting = self.products // max(held_bytes, 1)

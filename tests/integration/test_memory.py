@@ -67,11 +67,11 @@ def test_products_take_as_many_samples_as_have_room(
     assert taken == {(samples, kept)}
 
 
-def test_samples_in_products_are_whole_pieces() -> None:
+def test_fitting_samples_are_whole_pieces() -> None:
     limits = Memory(1000)  # of which 200 are for products
-    assert limits.samples_in_products(60, 4, piece=20) == 40
-    assert limits.samples_in_products(60, 4, piece=60) == 50
-    assert limits.samples_in_products(50, 4, piece=20) == 50
+    assert limits.fitting_samples(60, 4, piece=20) == 40
+    assert limits.fitting_samples(60, 4, piece=60) == 50
+    assert limits.fitting_samples(50, 4, piece=20) == 50
 
 
 def test_a_budget_is_shared_out() -> None:
