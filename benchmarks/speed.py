@@ -73,7 +73,7 @@ RUNS = (
     Run("resnet20", "2:4", 40, 3000, repeats=3),
     Run("resnet50", "1:4", 30, 3000, memory="40GiB"),
     Run("resnet50", "1:4", 30, 3000, memory="24GiB"),
-    Run("resnet50", "1:4", 1000, 500, memory="24GiB"),  # to the network's end
+    Run("resnet50", "1:4", 1000, 250, memory="24GiB"),  # to the network's end
 )
 
 
