@@ -9,7 +9,7 @@ the file to do so). The comparison of N:M masks on ResNet20 is a
 command of its own:
 
     snows compare benchmarks/networks.py:resnet20 --weights ../shared/checkpoints/resnet20_cifar10.safetensors
-        --data benchmarks/networks.py:cifar10 --pattern 1:4,2:4 --mask magnitude,sparsegpt,obc --samples 3000
+        --data benchmarks/networks.py:cifar10 --pattern 1:4,2:4 --mask magnitude,sparsegpt,obc,exchange --samples 3000
         --exclude '*downsample*' --out benchmarks/results/compare-resnet20
 
 Test images decide nothing: options of the methods were chosen on calibration data alone.
@@ -112,7 +112,7 @@ def resnet50(
     """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too."""
     wanted = [
         ("obc", "1:4", False), ("obc", "1:4", True), ("obc", "2:4", False), ("obc", "2:4", True),
-        ("magnitude", "1:4", True), ("alps", "1:4", True),
+        ("magnitude", "1:4", True), ("exchange", "1:4", True), ("obc+exchange", "1:4", True),
     ]  # fmt: skip
     runs = [
         {"mask": mask, "pattern": pattern, "snows": adjusted, "samples": samples, "seed": seed}

@@ -135,11 +135,12 @@ def nm_masks() -> str:
     }  # fmt: skip
     cells = {(row["mask"], row["pattern"], row["snows"]): row for row in result["rows"]}
     rows = []
-    for (mask, pattern), drop in paper.items():
+    for mask, pattern in {(mask, pattern) for mask, pattern, adjusted in cells if adjusted}:
         without, with_snows = cells[mask, pattern, False], cells[mask, pattern, True]
+        drop = paper.get((mask, pattern))
         rows.append([
             pattern, mask, f"{100 * without['top1']:.2f}", f"**{100 * with_snows['top1']:.2f}**",
-            f"{100 * with_snows['drop']:.2f}", f"{drop:.2f}", f"{with_snows['seconds']:.0f} s",
+            f"{100 * with_snows['drop']:.2f}", f"{drop:.2f}" if drop else "", f"{with_snows['seconds']:.0f} s",
         ])  # fmt: skip
     rows.sort()
     titles = ["pattern", "mask", "without SNOWS", "with SNOWS", "drop", "the paper's drop", "time"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .masks.cbs import CBS
     from .masks.check import check_mask_method
     from .masks.chita import CHITA
+    from .masks.exchange import Exchange
     from .masks.falcon import FALCON
     from .masks.magnitude import Magnitude
     from .masks.obc import OBC
@@ -45,6 +46,7 @@ _HOME = {
     "CBS": "masks.cbs",
     "CHITA": "masks.chita",
     "Event": "cascade",
+    "Exchange": "masks.exchange",
     "FALCON": "masks.falcon",
     "Magnitude": "masks.magnitude",
     "NM": "patterns",
@@ -80,6 +82,7 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "Event",
+    "Exchange",
     "InputError",
     "Magnitude",
     "Random",

@@ -16,6 +16,7 @@ from .graph import Graph
 from .graph.segment import Values
 from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
+from .masks.layout import working_within
 from .memory import Memory, operations_kept
 from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
@@ -106,7 +107,8 @@ def cascade(
                     room = memory.targets(graph.live_bytes(segment.position), sum(batches.sizes))
                     problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, room, known, outputs)
                     if sweep == 0 and method is not None:
-                        _choose_masks(method, group, problem, dense, choice, adjust)
+                        with working_within(memory.choosing):
+                            _choose_masks(method, group, problem, dense, choice, adjust)
                     so_far = {**current, **choice.weights} if sweep == 0 else current
                     entry = _solve(
                         problem, so_far, choice.masks, recipe, memory, Turn(seed, sweep, index), adjust, began

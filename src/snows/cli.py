@@ -30,8 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_MASKS = "magnitude, random, wanda, sparsegpt, obc, alps, woodfisher, cbs, chita, falcon, cap"
-_COMPARED_MASKS = "magnitude,wanda,sparsegpt,obc,alps"
+_MASKS = "magnitude, random, wanda, sparsegpt, obc, alps, exchange, woodfisher, cbs, chita, falcon, cap"
+_COMPARED_MASKS = "magnitude,wanda,sparsegpt,obc,alps,exchange"
 _INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings, or of the one beside it
 

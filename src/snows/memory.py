@@ -51,6 +51,11 @@ class Memory:
         """Of row blocks that are inverted at once: that takes some copies of them, and as much as a pass."""
         return int(_PASS * self.total) // FACTORING
 
+    @property
+    def choosing(self) -> int:
+        """While a method chooses a layer's mask, row by row: as much as a pass, which does not run meanwhile."""
+        return int(_PASS * self.total)
+
     def fitting_samples(self, wanted: int, held_bytes: int, piece: int) -> int:
         """Of `wanted`, as many as have room for their Jacobians, in whole pieces: to linearize again for each product
         takes longer than the product. A half does as well; where there is room for less, all are taken."""

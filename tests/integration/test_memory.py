@@ -11,6 +11,7 @@ from torch import Tensor
 import snows
 from snows import adjust, cascade, rows
 from snows.curvature import Objective
+from snows.masks.layout import bytes_at_once
 from snows.memory import Memory, as_bytes, memory_limits, operations_kept
 from snows.patterns import PatternRules
 from snows.plan import make_plan
@@ -203,3 +204,18 @@ def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "solve_layer", full)
     with pytest.raises(torch.OutOfMemoryError, match="not even with single samples"):
         run("mlp")
+
+
+def test_mask_methods_work_within_the_budget() -> None:
+    seen = []
+
+    class Watched(snows.OBC):
+        def choose_layer(self, *given: Any) -> Any:
+            seen.append(bytes_at_once(torch.device("cpu")))
+            return super().choose_layer(*given)
+
+    within = run("residual", mask=Watched(), memory="40kB")
+    assert set(seen) == {int(0.3 * 40_000)}
+    assert bytes_at_once(torch.device("cpu")) > 40_000  # elsewhere
+    for name, mask in run("residual", mask="obc").masks.items():
+        assert torch.equal(mask, within.masks[name])

@@ -16,6 +16,7 @@ from snows.masks.alps import ALPS
 from snows.masks.cap import CAP
 from snows.masks.cbs import CBS
 from snows.masks.chita import CHITA
+from snows.masks.exchange import Exchange
 from snows.masks.falcon import FALCON
 from snows.masks.magnitude import Magnitude
 from snows.masks.obc import OBC
@@ -27,7 +28,7 @@ from snows.patterns import NM, Pattern, Unstructured
 
 from ..masks import FakeNetwork
 
-LAYER_METHODS = [Wanda(), SparseGPT(), SparseGPT(block=3), OBC(), ALPS(steps=30)]
+LAYER_METHODS = [Wanda(), SparseGPT(), SparseGPT(block=3), OBC(), ALPS(steps=30), Exchange("wanda")]
 WITHOUT_NM = [CBS(tries=3, passes=3), CHITA(), CHITA(steps=5, block=None), CHITA(steps=5, block=7), FALCON()]
 WITH_NM = [Magnitude(), Random(), WoodFisher(block=9), CAP(damping=1e-4, block=4)]
 each_layer_method = pytest.mark.parametrize("method", LAYER_METHODS, ids=repr)

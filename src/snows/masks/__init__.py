@@ -77,6 +77,7 @@ _NAMED = {
     "sparsegpt": "SparseGPT",
     "obc": "OBC",
     "alps": "ALPS",
+    "exchange": "Exchange",
     "woodfisher": "WoodFisher",
     "cbs": "CBS",
     "chita": "CHITA",
@@ -87,12 +88,17 @@ NAMES = tuple(_NAMED)
 
 
 def as_method(given: object) -> MaskMethod:
-    """A method's name, or the method itself."""
+    """A method's name, or the method itself; "obc+exchange" are exchanges that start from OBC's masks."""
     if isinstance(given, str):
+        if given.endswith("+exchange"):
+            from .exchange import Exchange
+
+            return Exchange(given.removesuffix("+exchange"))
         if given not in _NAMED:
             raise ArgumentError(
-                f"mask {given!r} is not known; expected {', '.join(map(repr, NAMES))}, 'weights' (the zeros of the "
-                "given weights), {name: bool tensor}, a file of masks or a mask method"
+                f"mask {given!r} is not known; expected {', '.join(map(repr, NAMES))}, a layer-wise one with "
+                "'+exchange' behind it, 'weights' (the zeros of the given weights), {name: bool tensor}, a file of "
+                "masks or a mask method"
             )
         method: MaskMethod = getattr(import_module(f".{given}", __name__), _NAMED[given])()
         return method
@@ -129,5 +135,5 @@ def require_unstructured(method: object, patterns: Mapping[str, Pattern]) -> Non
         if isinstance(pattern, NM):
             raise ArgumentError(
                 f"{type(method).__name__} chooses unstructured masks only; {name} has the pattern {pattern}. "
-                "For N:M take 'magnitude', 'wanda', 'sparsegpt', 'obc', 'alps', 'woodfisher' or 'cap'"
+                "For N:M take 'magnitude', 'wanda', 'sparsegpt', 'obc', 'alps', 'exchange', 'woodfisher' or 'cap'"
             )

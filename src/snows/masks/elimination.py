@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .layout import bytes_at_once
+
 _STEPS_BETWEEN_UPDATES = 64  # at least
 _UPDATES = {"cpu": 4, "cuda": 16}  # at most: fast memory likes many, as each makes the steps after it cheaper
-_CPU_BYTES = 1 << 30
-_SHARE_OF_FREE = 0.25
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def eliminate(
     With `group` = (M, most): of every M consecutive columns at most `most` are removed.
     """
     width = rows.shape[1]
-    at_once = max(1, int(_bytes_at_once(rows.device) / (2 * width**2 * rows.element_size())))
+    at_once = max(1, int(bytes_at_once(rows.device) / (2 * width**2 * rows.element_size())))
     parts = [
         _eliminate(rows[i : i + at_once], inverse, which[i : i + at_once], steps, group)
         for i in range(0, len(rows), at_once)
@@ -105,13 +105,6 @@ def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: 
         weight, columns = weight.gather(1, left), columns.gather(1, left)
         diagonal = inverse.diagonal(dim1=1, dim2=2).clone()
     return Elimination(order, losses)
-
-
-def _bytes_at_once(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _CPU_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return int(_SHARE_OF_FREE * free)
 
 
 def _places(columns: Tensor, wanted: Tensor, width: int) -> Tensor:

@@ -13,6 +13,7 @@ from snows.masks import layout
 from snows.masks.alps import ALPS
 from snows.masks.cbs import CBS
 from snows.masks.chita import CHITA
+from snows.masks.exchange import Exchange
 from snows.masks.falcon import FALCON
 from snows.masks.magnitude import Magnitude
 from snows.masks.obc import OBC
@@ -56,7 +57,7 @@ def test_methods_without_nm_say_which_have_it(method: Any) -> None:
     words = f"{type(method).__name__} chooses unstructured masks only; head.weight has the pattern 2:4. For N:M take "
     with pytest.raises(ArgumentError, match=words) as caught:
         method.choose(network)
-    for name in ("magnitude", "wanda", "sparsegpt", "obc", "alps", "woodfisher", "cap"):
+    for name in ("magnitude", "wanda", "sparsegpt", "obc", "alps", "exchange", "woodfisher", "cap"):
         assert repr(name) in str(caught.value)
 
 
@@ -68,7 +69,7 @@ def test_random_masks_come_from_the_seed() -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("method", [OBC(), SparseGPT(), ALPS()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [OBC(), SparseGPT(), ALPS(), Exchange()], ids=lambda m: type(m).__name__)
 def test_inputs_that_are_dead_or_not_finite(method: Any) -> None:
     weight = layer("linear")[0]
     mask = method.choose_layer("w", weight, torch.zeros(1, 8, 8, dtype=torch.float64), Unstructured(0.5)).masks["w"]
@@ -77,7 +78,7 @@ def test_inputs_that_are_dead_or_not_finite(method: Any) -> None:
     gram[0, 3], gram[0, :, 3] = 0, 0
     choice = method.choose_layer("w", weight, gram, NM(2, 4))
     assert torch.isfinite(choice.weights["w"]).all()
-    if not isinstance(method, ALPS):  # which may find others that are free by what makes up for them
+    if not isinstance(method, ALPS | Exchange):  # which may find others that are free by what makes up for them
         assert not choice.masks["w"][:, 3].any()  # what reads nothing goes first
     with pytest.raises(InputError, match="inputs are not finite"):
         method.choose_layer("w", weight, gram * math.nan, Unstructured(0.5))

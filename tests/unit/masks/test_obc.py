@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.masks import elimination, obc
+from snows.masks import elimination, layout, obc
 from snows.masks.elimination import eliminate
 from snows.masks.obc import OBC
 from snows.patterns import NM, Pattern, Unstructured
@@ -78,7 +78,7 @@ def test_elimination_with_updates_now_and_then(
         monkeypatch.setattr(elimination, "_STEPS_BETWEEN_UPDATES", between)
         monkeypatch.setattr(elimination, "_UPDATES", {"cpu": width})
     if row_by_row:
-        monkeypatch.setattr(elimination, "_CPU_BYTES", 1)
+        monkeypatch.setattr(layout, "_CPU_BYTES", 1)
     weight, hessian, which = elimination_problem(width)
     found = eliminate(weight, torch.linalg.inv(hessian), which, steps, group)
     m, most = group or (width, width)
@@ -96,7 +96,7 @@ def test_a_wide_elimination_in_single_precision_costs_little(monkeypatch: pytest
     weight, gram = layer("convolution")
     hessians = damped_per_row(weight, gram, 1e-4)
     exact = OBC().choose_layer("w", weight, gram, Unstructured(0.5))
-    monkeypatch.setattr(obc, "_WIDE", 4)
+    monkeypatch.setattr(obc, "WIDE", 4)
     single = OBC().choose_layer("w", weight, gram, Unstructured(0.5))
     errors = [squared_error(weight, choice.weights["w"], hessians) for choice in (single, exact)]
     assert errors[0] <= errors[1] * 1.01
