@@ -24,7 +24,7 @@ from ..blocks import damped, inverted
 from ..errors import ArgumentError, InputError
 from ..patterns import NM, Pattern
 from . import NAMES, Choice, LayerMethod, Reads, as_method
-from .layout import WIDE, as_rows, bytes_at_once, from_rows, least_squares
+from .layout import as_rows, bytes_at_once, from_rows, least_squares
 
 _BEFORE_ANEW = 64  # exchanges of each row
 _COPIES = 6  # of kept x all columns, while tableaus begin
@@ -46,9 +46,8 @@ class Exchange:
         gram = damped(gram, self.damping)
         kept = mask.to(rows.device).movedim(1, -1).reshape(rows.flatten(0, 1).shape)
         which = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
-        work = torch.float32 if rows.shape[-1] > WIDE else rows.dtype
         group = pattern.m if isinstance(pattern, NM) else None
-        kept = exchange(rows.flatten(0, 1).to(work), gram.to(work), which, kept, group, self.least_gain).view_as(rows)
+        kept = exchange(rows.flatten(0, 1), gram, which, kept, group, self.least_gain).view_as(rows)
         return Choice({name: from_rows(kept, weight)}, {name: from_rows(least_squares(rows, gram, kept), weight)})
 
     def _first(self) -> LayerMethod:
@@ -67,7 +66,8 @@ def exchange(
 ) -> Tensor:
     """A mask (rows x columns) with as many kept columns in each row, and in each `group` of columns, as the given one.
 
-    Row i has the Gram matrix gram[which[i]].
+    Row i has the Gram matrix gram[which[i]]. In double precision: what a column still explains is a small difference of
+    large numbers, and single precision ends the search of a layer of ResNet50 at a third of its exchanges.
     """
     kept = kept.clone()
     open_rows = (kept.any(1) & ~kept.all(1)).nonzero()[:, 0]

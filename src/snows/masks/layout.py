@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ..blocks import kept_blocks
 
-WIDE = 2048  # beyond this many columns, searches row by row run in single precision
 _CPU_BYTES = 1 << 30
 _SHARE_OF_FREE = 0.25
 _COPIES = 3  # of blocks while they are solved

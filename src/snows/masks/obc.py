@@ -11,7 +11,9 @@ from ..blocks import damped
 from ..patterns import NM, Pattern
 from . import Choice, Reads
 from .elimination import eliminate
-from .layout import WIDE, as_rows, from_rows, inverse, least_squares
+from .layout import as_rows, from_rows, inverse, least_squares
+
+_WIDE = 2048  # beyond this many columns the elimination runs in single precision
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class OBC:
         flat, columns = rows.flatten(0, 1), rows.shape[-1]
         which = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
         start = inverse(gram)
-        if columns > WIDE:
+        if columns > _WIDE:
             flat, start = flat.float(), start.float()
         if isinstance(pattern, NM):
             group = (pattern.m, pattern.m - pattern.n)

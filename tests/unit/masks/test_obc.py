@@ -96,7 +96,7 @@ def test_a_wide_elimination_in_single_precision_costs_little(monkeypatch: pytest
     weight, gram = layer("convolution")
     hessians = damped_per_row(weight, gram, 1e-4)
     exact = OBC().choose_layer("w", weight, gram, Unstructured(0.5))
-    monkeypatch.setattr(obc, "WIDE", 4)
+    monkeypatch.setattr(obc, "_WIDE", 4)
     single = OBC().choose_layer("w", weight, gram, Unstructured(0.5))
     errors = [squared_error(weight, choice.weights["w"], hessians) for choice in (single, exact)]
     assert errors[0] <= errors[1] * 1.01
