@@ -152,12 +152,16 @@ def resnet50() -> str:
         "masks-resnet50",
         ("pattern", field("pattern")),
         ("mask", field("mask")),
-        ("SNOWS", lambda row: "yes" if row["snows"] else "no"),
+        ("SNOWS", lambda row: _adjusted(row["snows"], row["finish_steps"])),
         ("top-1", lambda row: f"{row['accuracy']:.2f}"),
         ("drop, 95 %", lambda row: f"{row['drop']:.2f} ± {row['drop_interval']:.2f}"),
         ("time", seconds),
         ("memory", peak),
     )
+
+
+def _adjusted(snows: bool, finish_steps: int) -> str:
+    return ("yes, and the last stage" if finish_steps else "yes") if snows else "no"
 
 
 def vit() -> str:

@@ -179,7 +179,9 @@ class _Gradient:
 
     def add(self, leaves: list[Any]) -> None:
         for variable, gradient in zip(self._variables, self._of(leaves), strict=True):
-            variable.grad = gradient.clone() if variable.grad is None else variable.grad.add_(gradient)
+            if variable.grad is None:
+                variable.grad = torch.zeros_like(variable)  # whose memory layout the gradient need not have; Adam asks
+            variable.grad.add_(gradient)
 
     def _of(self, leaves: list[Any]) -> tuple[Tensor, ...]:
         if self._replays and self._recording is None:

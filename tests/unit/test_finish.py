@@ -20,6 +20,7 @@ from snows.memory import Memory
 from snows.plan import own_choices, resolve
 from snows.recipe import DEFAULT, PAPER
 from snows.views import is_image, random_views
+from tests.networks import example, make
 from tests.transformers import Vision, build, images
 
 PLENTY = Memory(1 << 34)
@@ -127,6 +128,27 @@ def test_gradients_of_pieces_add_up(model: nn.Module) -> None:
 
     for one, four in zip(gradients(1), gradients(4), strict=True):
         torch.testing.assert_close(one, four, rtol=1e-4, atol=1e-7)
+
+
+def test_gradients_lie_in_memory_as_their_variables_do() -> None:
+    """Else fused Adam on a CPU steps along a shuffled gradient; on a GPU it stops with an error."""
+    variable, factors = torch.randn(4, 3, 2, 2).requires_grad_(), torch.randn(4, 2, 2, 3)
+    loss = lambda _: (variable.permute(0, 2, 3, 1) * factors).sum()  # noqa: E731
+    (found,) = torch.autograd.grad(loss(None), variable)
+    assert found.stride() != variable.stride()
+    _Gradient(loss, [variable]).add([])
+    assert variable.grad is not None
+    assert variable.grad.stride() == variable.stride()
+    torch.testing.assert_close(variable.grad, factors.permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_convolutional_network_may_have_it(device: str) -> None:
+    network, x = make("conv-bn").float(), example("conv-bn", 80).float()
+    recipe = RECIPE.replace(targets="dense-stream", finish_steps=100, finish_rate=1e-2)
+    result = snows.prune(network, x, "2:4", recipe=recipe, device=device, progress=False)
+    assert result.report.finish is not None
+    assert result.report.finish.loss < 0.9 * result.report.finish.loss_before
 
 
 def test_little_memory_makes_small_pieces(model: nn.Module) -> None:
