@@ -8,6 +8,7 @@ for the loss.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class CalibratedNetwork:
         self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
         self.weights = {layer.parameter: graph.parameters[layer.parameter] for layer in self.layers}
         self.uses = {layer.parameter: layer.positions for layer in self.layers}
-        self._given_labels = labels
+        self._labels_as_given = labels
         self._keep_bytes = keep_bytes
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._predictions: Tensor | None = None
@@ -165,17 +166,31 @@ class CalibratedNetwork:
     def samples_device(self) -> torch.device:
         return next(iter(self.weights.values())).device
 
+    @cached_property
+    def _given_labels(self) -> Tensor | None:
+        labels = self._labels_as_given
+        if labels is None:
+            return None
+        with torch.no_grad():
+            classes = self._logits(self.graph.run(self.samples.rows(0, 1))).shape[1]
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise InputError(
+                f"labels='given': labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
+                f"{classes} classes; expected 0 to {classes - 1}"
+            )
+        return labels.to(self.samples_device)
+
     def _labels(self) -> Tensor:
         """One class for each sample."""
         if self._given_labels is not None:
-            return self._given_labels.to(self.samples_device)
+            return self._given_labels
         probabilities = self._predict().double().softmax(1).cpu()
         generator = torch.Generator().manual_seed(self.seed)
         return torch.multinomial(probabilities, 1, generator=generator).flatten().to(self.samples_device)
 
     def _loss_targets(self) -> Tensor:
         if self._given_labels is not None:
-            return self._given_labels.to(self.samples_device)
+            return self._given_labels
         return self._predict().softmax(1)
 
     def _predict(self) -> Tensor:

@@ -132,7 +132,7 @@ def keep_best(
     parts = [score.flatten() for score in scores.values()]
     order = torch.cat(parts).argsort(stable=True)
     if bounds is not None and len(scores) > 1:
-        ranks = [_within(part, *bounds[name]) for name, part in zip(scores, parts, strict=True)]
+        ranks = [ranks_within(part, *bounds[name]) for name, part in zip(scores, parts, strict=True)]
         order = order[torch.cat(ranks)[order].argsort(stable=True)]
     kept = torch.ones(total, dtype=torch.bool, device=parts[0].device)
     kept[order[:removed]] = False
@@ -140,8 +140,8 @@ def keep_best(
     return {name: part.view(score.shape) for (name, score), part in zip(scores.items(), split, strict=True)}
 
 
-def _within(score: Tensor, least: int, most: int) -> Tensor:
-    """-1 for those that must go, 1 for those that must stay, 0 for all between."""
+def ranks_within(score: Tensor, least: int, most: int) -> Tensor:
+    """Where at least and at most so many go: -1 for those that must, 1 for those that must stay, 0 for all between."""
     order = score.argsort(stable=True)
     rank = torch.zeros_like(score, dtype=torch.int8)
     rank[order[:least]] = -1

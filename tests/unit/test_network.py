@@ -284,3 +284,12 @@ def test_the_model_is_left_as_it_was() -> None:
         assert not value.requires_grad
     assert all(math.isfinite(float(p.sum())) and p.grad is None for p in model.parameters())
     assert torch.equal(make("residual").state_dict()["stem.weight"], model.state_dict()["stem.weight"])
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3, 0, 0, 0], [0, -100, 1, 1, 1, 1, 1]])
+def test_labels_that_are_no_classes_are_refused(labels: list[int]) -> None:
+    asked = network("residual", torch.tensor(labels))
+    with pytest.raises(InputError, match=r"labels go from -?\d+ to \d, but the model has 3 classes; expected 0 to 2"):
+        asked.loss({})
+    with pytest.raises(InputError, match="the model has 3 classes"):
+        list(asked.gradients(3))

@@ -6,13 +6,13 @@ multiplication: a weight stays if its square is worth its price.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..patterns import Unstructured
+from ..patterns import Unstructured, ranks_within
 from . import Choice, Network, best_masks, require_unstructured
 from .chita import CHITA
 
@@ -43,37 +43,58 @@ class FALCON:
         pattern = next(iter(patterns))
         if len(patterns) != 1 or not isinstance(pattern, Unstructured) or pattern.spread != "global":
             raise ArgumentError("FALCON with a budget of flops takes one sparsity for all layers, such as 0.7")
-        value = torch.cat([s.flatten() for s in squares.values()])
+        layers = [s.flatten() for s in squares.values()]
+        value = torch.cat(layers)
         cost = torch.cat([torch.full_like(s.flatten(), network.uses[name]) for name, s in squares.items()])
         assert self.flops is not None
         count = len(value) - round(pattern.sparsity * len(value))
-        kept = two_budgets(value, cost, count, (1 - self.flops) * float(cost.sum()))
-        parts = kept.split([s.numel() for s in squares.values()])
+        work = (1 - self.flops) * float(cost.sum())
+        # Unless told, a layer's bound is that of the harder of both budgets.
+        bounding = pattern if pattern.most is not None else replace(pattern, sparsity=max(pattern.sparsity, self.flops))
+        ranks = torch.cat([ranks_within(layer, *bounding.bounds(len(layer))) for layer in layers])
+        kept = two_budgets(value, cost, count, work, ranks)
+        if int(kept.sum()) < count:
+            if pattern.most is not None:
+                raise ArgumentError(
+                    f"FALCON: {self.flops:.0%} fewer multiplications cannot be had at a sparsity of "
+                    f"{pattern.sparsity:g} where no layer loses more than {pattern.most:.0%} (max={pattern.most:g}); "
+                    "lower flops, or raise max or the sparsity"
+                )
+            kept = two_budgets(value, cost, count, work, ranks.clamp(max=0))  # which the budgets come before
+        parts = kept.split([len(layer) for layer in layers])
         return {name: part.view_as(s) for (name, s), part in zip(squares.items(), parts, strict=True)}
 
 
-def two_budgets(value: Tensor, cost: Tensor, count: int, work: float) -> Tensor:
-    """The `count` entries with the largest sum of values whose costs sum to `work` at most.
+def two_budgets(value: Tensor, cost: Tensor, count: int, work: float, ranks: Tensor | None = None) -> Tensor:
+    """The `count` entries with the largest sum of values whose costs sum to `work` at most. Where entries have ranks,
+    those of a higher one come first, whatever their values.
 
     At a price for work the best entries have the largest value less price times cost; a higher price gives cheaper
     ones. The lowest price at which they fit minimizes the dual, and is off the best choice by one exchange of entries.
     """
     low, high = 0.0, _highest_price(value, cost)
-    best = _best_at(low, value, cost, count)
+
+    def best_at(price: float) -> Tensor:
+        return _best(value - price * cost, count, ranks)
+
+    best = best_at(low)
     if float(cost[best].sum()) > work:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            fits = float(cost[_best_at(middle, value, cost, count)].sum()) <= work
+            fits = float(cost[best_at(middle)].sum()) <= work
             low, high = (low, middle) if fits else (middle, high)
-        best = _best_at(high, value, cost, count)
+        best = best_at(high)
         best = best[cost[best].cumsum(0) <= work]  # all of them, unless even the cheapest are too many
     kept = torch.zeros_like(value, dtype=torch.bool)
     kept[best] = True
     return kept
 
 
-def _best_at(price: float, value: Tensor, cost: Tensor, count: int) -> Tensor:
-    return (value - price * cost).argsort(descending=True, stable=True)[:count]
+def _best(value: Tensor, count: int, ranks: Tensor | None) -> Tensor:
+    order = value.argsort(descending=True, stable=True)
+    if ranks is not None:
+        order = order[ranks[order].argsort(descending=True, stable=True)]
+    return order[:count]
 
 
 def _highest_price(value: Tensor, cost: Tensor) -> float:

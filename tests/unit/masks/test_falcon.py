@@ -107,3 +107,37 @@ def test_falcon_with_flops_wants_one_sparsity_for_all() -> None:
     mixed = {"a": Unstructured(0.5, "global"), "b": Unstructured(0.6, "global")}
     with pytest.raises(ArgumentError, match="takes one sparsity for all layers"):
         FALCON(flops=0.5).choose(FakeNetwork(TWO_LAYERS, mixed))
+
+
+def test_falcon_with_flops_cuts_no_layer_off() -> None:
+    """A costly layer of small weights would go but for one; unless told, it keeps a quarter of the average density."""
+    shapes = {"a": (20, 20), "b": (20, 20)}
+    network = FakeNetwork(shapes, Unstructured(0.5, "global"), uses={"a": 50, "b": 1})
+    network.weights["a"] *= 1e-3
+    assert two_budgets_alone(network, 400, 0.6) <= 1
+    masks = FALCON(flops=0.6, solver=CHITA(steps=5, block=None)).choose(network).masks
+    assert int(masks["a"].sum()) == 400 * 0.4 / 4
+    assert sum(int(mask.sum()) for mask in masks.values()) == 400
+
+
+@pytest.mark.parametrize("least", [0.0, 0.4])
+def test_falcon_with_flops_keeps_to_bounds(least: float) -> None:
+    network = FakeNetwork({"a": (20, 20), "b": (20, 20)}, Unstructured(0.5, "global", least=least, most=0.7))
+    network.weights["a"] *= 1e-3
+    masks = FALCON(flops=0.3, solver=CHITA(steps=5, block=None)).choose(network).masks
+    assert int(masks["a"].sum()) == max(400 * 0.3, 400 - 400 * (1 - least))
+    assert int(masks["b"].sum()) == 400 - int(masks["a"].sum())
+
+
+def test_falcon_says_when_bounds_and_flops_exclude_each_other() -> None:
+    network = FakeNetwork(TWO_LAYERS, Unstructured(0.5, "global", most=0.6), uses={"a": 50, "b": 1})
+    with pytest.raises(ArgumentError, match=r"90% fewer multiplications .* no layer loses more than 60% \(max=0.6\)"):
+        FALCON(flops=0.9).choose(network)
+
+
+def two_budgets_alone(network: FakeNetwork, count: int, flops: float) -> int:
+    """How many weights of the first layer stay without bounds."""
+    value = torch.cat([w.double().square().flatten() for w in network.weights.values()])
+    cost = torch.cat([torch.full((w.numel(),), float(network.uses[n])) for n, w in network.weights.items()]).double()
+    kept = two_budgets(value, cost, count, (1 - flops) * float(cost.sum()))
+    return int(kept[: next(iter(network.weights.values())).numel()].sum())
