@@ -106,7 +106,7 @@ def prune(
     resume       a folder that keeps every finished layer. The same call goes on where it was stopped and ends with the
                  same weights; a folder of another model, of other data or choices is refused
     memory       of the device, to be used at most: "24GiB" or a number of bytes; default: what is free. Samples are
-                 taken in pieces that fit, and activations that do not rest in the host's memory
+                 taken in pieces that fit, and activations that do not rest in the host's memory or on disk
     """
     began = time.perf_counter()
     if not isinstance(model, nn.Module):

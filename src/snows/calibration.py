@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -181,18 +182,20 @@ def _join(column: tuple[Any, ...]) -> Any:
             f"calibration batches differ in the shape of their samples: {sorted(shapes)}; "
             "resize or pad them to one shape"
         )
-    return torch.cat([value.detach().cpu() for value in column])
+    parts = [value.detach().cpu() for value in column]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # no copy of what may be large
 
 
 def _check_values(samples: Samples) -> None:
     for leaf in samples.leaves:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
             continue
-        if not torch.isfinite(leaf).all():
+        low, high = (float(end) for end in leaf.aminmax())  # NaN where there is one
+        if not math.isfinite(low) or not math.isfinite(high):
             raise InputError("the calibration data contains NaN or infinity; remove those samples")
-        if leaf.ndim == 4 and float(leaf.min()) >= 0 and float(leaf.max()) > 16:
+        if leaf.ndim == 4 and low >= 0 and high > 16:
             warnings.warn(
-                f"the calibration images look unnormalized (from {float(leaf.min()):g} to {float(leaf.max()):g}); "
+                f"the calibration images look unnormalized (from {low:g} to {high:g}); "
                 "use the same preprocessing as in training",
                 SnowsWarning,
                 stacklevel=4,

@@ -1,10 +1,12 @@
-"""How much is held at once: sizes of pieces, what is kept between passes, and what goes to the host's memory."""
+"""How much is held at once: sizes of pieces, what is kept between passes, and what rests elsewhere."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch.fx import Node
@@ -19,6 +21,7 @@ from .recipe import Recipe
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
+_HOST_SHARE = 0.5  # of the host's memory, for what rests there
 FACTORING = 5  # copies of a chunk of row blocks while it is inverted
 GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -26,10 +29,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that may be used, and by what. `shared`: it is the host's own, and there is nowhere else to rest."""
+    """Bytes of the device that may be used, and by what. `host`: those for what rests in the host's memory; beyond lies
+    the disk."""
 
     total: int
-    shared: bool = False
+    host: int = 1 << 62
 
     @property
     def held(self) -> int:
@@ -67,11 +71,15 @@ class Memory:
         return fitting if fitting >= wanted / 2 else wanted
 
     def resident(self, live_bytes: int, samples: int) -> int:
-        """Samples whose activations stay on the device, in both streams; those of the others rest in the host's memory.
+        """Samples whose activations stay on the device, in both streams; those of the others rest.
 
         `live_bytes`: of one sample in one stream, at the layer.
         """
-        return samples if self.shared else min(samples, self.held // max(2 * live_bytes, 1))
+        return min(samples, self.held // max(2 * live_bytes, 1))
+
+    def hosted(self, live_bytes: int) -> int:
+        """Of those that rest, how many do so in the host's memory."""
+        return self.host // max(2 * live_bytes, 1)
 
     def targets(self, live_bytes: int, samples: int) -> int:
         """Of one layer, kept between passes; beyond, they are computed for each pass."""
@@ -80,12 +88,21 @@ class Memory:
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:
     """What was given, or what is free."""
+    host = 0 if device.type == "cpu" else int(_HOST_SHARE * _host_bytes())
     if given is not None:
-        return Memory(given, shared=device.type == "cpu")
+        return Memory(given, host)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return Memory(_CPU_BYTES, shared=device.type == "cpu")
+        return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), host)
+    return Memory(_CPU_BYTES, host)
+
+
+def _host_bytes() -> int:
+    """What the host has, or what its container may use."""
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.exists() else "max"
+    return installed if text == "max" else min(installed, int(text))
 
 
 def as_bytes(given: int | str | None) -> int | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .calibration import Samples
+from .disk import on_disk
 from .graph import Graph
 from .graph.segment import Values
 from .memory import Memory
@@ -56,8 +57,8 @@ class _Inputs(Sequence[Values]):
 class Stream:
     """For each micro-batch, the values alive at one position of the graph. Moves forward only.
 
-    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. What
-    does not fit the `memory` rests in the host's, and comes to the device when it is asked for.
+    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. What does not fit
+    the `memory` rests in the host's or on disk, and comes to the device when it is asked for.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Stream:
         self.position = 0
         self.sizes = batches.sizes
         self.fitted = len(self.sizes) - batches.held_out  # micro-batches that weights are fitted to
-        self.rests = False  # whether some values are in the host's memory
+        self.rests = False  # whether some values are elsewhere
         self._memory = memory
         self._inputs = batches.values
         self._values: list[Values | None] = [None] * len(self.sizes)  # None: the inputs themselves
@@ -116,21 +117,28 @@ class Stream:
             return
         program = self.graph.program(self.position, position)
         alive = self.graph.live(position)
-        room = samples = sum(self.sizes)
+        resident, hosted = sum(self.sizes), 0
         if self._memory is not None:
-            room = self._memory.resident(self.graph.live_bytes(position), samples)
+            live_bytes = self.graph.live_bytes(position)
+            resident, hosted = self._memory.resident(live_bytes, resident), self._memory.hosted(live_bytes)
+        moved = 0
         for index, size in enumerate(self.sizes):
             values = self[index]
             with torch.no_grad():
                 values = {**values, **program(values, self.parameters)}
-            room -= size
-            self._values[index] = {name: values[name] if room >= 0 else self._at_rest(values[name]) for name in alive}
-        self.rests = room < 0
+            values = {name: values[name] for name in alive}
+            moved += size
+            if moved > resident:
+                values = {name: self._at_rest(v, moved > resident + hosted) for name, v in values.items()}
+            self._values[index] = values
+        self.rests = moved > resident
         self.position = position
 
-    def _at_rest(self, value: Any) -> Any:
+    def _at_rest(self, value: Any, disk: bool) -> Any:
         if not isinstance(value, Tensor):
             return value
         self._device = value.device
+        if disk:
+            return on_disk(value)
         on_host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
         return on_host.copy_(value, non_blocking=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import snows
-from snows import adjust, cascade, rows
+from snows import adjust, cascade, disk, rows, streams
 from snows.curvature import Objective
 from snows.masks.layout import bytes_at_once
-from snows.memory import Memory, as_bytes, memory_limits, operations_kept
+from snows.memory import Memory, _host_bytes, as_bytes, memory_limits, operations_kept
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.streams import Stream
@@ -82,16 +82,20 @@ def test_a_budget_is_shared_out() -> None:
     for live in (1, 10, 1000):  # of one sample: activations first, then targets
         own = Memory(1000)
         assert 2 * live * own.resident(live, 40) + own.targets(live, 40) <= own.held
-        assert limits.resident(live, 40) == 40  # on a CPU there is nowhere else to rest
-        assert limits.targets(live, 40) >= 0
+        assert limits.resident(live, 40) == own.resident(live, 40)
+        assert limits.hosted(live) == 0  # on a CPU the host's memory is what the budget is of: beyond lies the disk
+        assert own.hosted(live) >= 40
     assert memory_limits(torch.device("cpu")).total == memory_limits(torch.device("cpu")).total > 2**30
 
 
 @pytest.mark.parametrize("name", ["residual", "attention", "two-inputs", "gated"])
 @pytest.mark.parametrize("resident", [0, 33])
+@pytest.mark.parametrize("hosted", [0, 5, 40])
 def test_activations_that_rest_elsewhere_change_nothing(
-    name: str, resident: int, monkeypatch: pytest.MonkeyPatch
+    name: str, resident: int, hosted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(disk, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(Memory, "hosted", lambda *_: hosted)
     monkeypatch.setattr("snows.api.micro_batch_size", lambda *_: 16)
     plain = run(name)
     monkeypatch.setattr(Memory, "resident", lambda *_: resident)
@@ -99,14 +103,15 @@ def test_activations_that_rest_elsewhere_change_nothing(
     moved: list[int] = []
     at_rest = Stream._at_rest
 
-    def watch(stream: Stream, value: Any) -> Any:
-        moved.append(1)
-        return at_rest(stream, value)
+    def watch(stream: Stream, value: Any, disk: bool) -> Any:
+        moved.append(disk)
+        return at_rest(stream, value, disk)
 
     monkeypatch.setattr(Stream, "_at_rest", watch)
     offloaded = run(name)
     pieces = 4  # 16, 16 and the rest, and those held out
     assert len(moved) % (pieces - resident // 16) == 0 < len(moved)
+    assert any(moved) == (hosted < 40)
     assert torch.equal(weights(plain), weights(offloaded))
 
 
@@ -138,19 +143,19 @@ def test_targets_are_computed_once_where_there_is_room_for_all() -> None:
     _, graph = captured("residual")
     plan = make_plan(graph, PatternRules.parse("2:4"), 2)
     recipe = RECIPE.replace(targets="dense-stream")
-    kept = operations_kept(graph, plan, 100, recipe, Memory(1 << 30, shared=True))
+    kept = operations_kept(graph, plan, 100, recipe, Memory(1 << 30))
     outputs = {name for p in plan.pruned for name in graph.segment([p.layer], p.horizon).outputs}
     assert {node.name for node in kept} == outputs
     size = sum(node.meta["bytes"] for node in kept)
     size += max(graph.segment([p.layer], p.horizon).cost.prelude_bytes for p in plan.pruned)
     live = max(graph.live_bytes(p.layer.position) for p in plan.pruned)
     enough = 2 * (size + 2 * live) * 100  # a half is for what is held
-    assert operations_kept(graph, plan, 100, recipe, Memory(enough, shared=True)) == kept
-    assert operations_kept(graph, plan, 101, recipe, Memory(enough, shared=True)) == []
+    assert operations_kept(graph, plan, 100, recipe, Memory(enough)) == kept
+    assert operations_kept(graph, plan, 101, recipe, Memory(enough)) == []
     _, other = captured("attention")  # whose samples are along the second axis
     assert operations_kept(other, make_plan(other, PatternRules.parse("2:4"), 2), 100, recipe, Memory(1 << 30)) == []
     theirs = recipe.replace(targets="dense-weights")
-    assert operations_kept(graph, plan, 100, theirs, Memory(1 << 30, shared=True)) == []
+    assert operations_kept(graph, plan, 100, theirs, Memory(1 << 30)) == []
 
 
 def test_factors_that_rest_elsewhere_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,3 +224,20 @@ def test_mask_methods_work_within_the_budget() -> None:
     assert bytes_at_once(torch.device("cpu")) > 40_000  # elsewhere
     for name, mask in run("residual", mask="obc").masks.items():
         assert torch.equal(mask, within.masks[name])
+
+
+def test_the_hosts_memory_is_known() -> None:
+    assert 2**28 < _host_bytes() < 2**48
+    limits = memory_limits(torch.device("mps"), 1000)
+    assert limits == Memory(1000, _host_bytes() // 2)
+
+
+def test_on_a_cpu_activations_beyond_the_budget_rest_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with what is free, when there is enough, none does."""
+    written: list[int] = []
+    on_disk = streams.on_disk
+    monkeypatch.setattr(streams, "on_disk", lambda value: written.append(value.nbytes) or on_disk(value))
+    run("residual")
+    assert not written
+    run("residual", memory="40kB")
+    assert sum(written) > 40_000

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.curvature import Objective, restrict
+from snows.curvature import Objective, Piece, restrict
 from snows.errors import InputError
 from snows.graph.segment import SampleLayout
+from snows.linear import linearize
 from snows.problem import LayerProblem
 from snows.streams import Batches, Stream
 
@@ -290,3 +291,19 @@ def test_what_is_not_along_the_first_axis_is_not_narrowed() -> None:
         assert given.narrowed(1).sizes == (1, 1)
     else:
         assert given.narrowed(1) is given
+
+
+@pytest.mark.parametrize("shape", [(40, 4, 320, 400), (2000, 10_000), (7,)])
+def test_losses_of_very_many_numbers_are_exact(shape: tuple[int, ...]) -> None:
+    """In single precision a norm of twenty million numbers is off by a thousandth on a CPU."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if x.ndim == 4:
+        x = x.to(memory_format=torch.channels_last)
+    weight = torch.tensor(2.0)
+    piece = Piece(lambda w: (w * x,), lambda: (x,), len(x), lambda w, _: linearize(lambda v: (v * x,), w))
+    objective = Objective([piece], (1.0,), "sum", (0,), (len(x),))
+    expected = float(x.double().square().sum())
+    assert objective.loss(weight) == pytest.approx(expected, rel=1e-5)
+    loss, gradient = objective.loss_and_gradient(weight)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert float(gradient) == pytest.approx(2 * expected, rel=1e-3)
