@@ -97,7 +97,7 @@ def run(case: Case, shared: Path, device: str, seeds: list[int]) -> Iterator[dic
             f"  {case.network} {case.pattern} seed {seed}: {facts['accuracy']:.2f} in {facts['seconds']} s", flush=True
         )
         if seed == seeds[0]:  # the baselines do not depend on the order of the samples
-            light = DEFAULT.replace(sweeps=1, horizon=0)
+            light = DEFAULT.replace(sweeps=1, horizon=0, finish_steps=0)
             layerwise = prune_once(case, model, calibration, test, labels, light, seed)[1]["accuracy"]
             mask_only = prune_once(case, model, calibration, test, labels, None, seed)[1]["accuracy"]
         drop, half_width = paired_drop(dense, torch.stack(outcomes))

@@ -42,7 +42,6 @@ from snows.preparation import prepare, with_weights
 from snows.recipe import DEFAULT
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
-FINISH_RATE = 3e-4  # on 800 calibration images KL of 200 others 0.275, with the rate of transformers (1e-3) 0.288
 METHODS = ("magnitude", "woodfisher", "cbs", "chita", "falcon", "cap")
 
 
@@ -99,7 +98,7 @@ def unstructured(
     shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """SNOWS on magnitude masks; shortcuts, first layer and classifier dense, as in the paper."""
-    always = {"mask": "magnitude", "snows": True, "finish_steps": 0}
+    always = {"mask": "magnitude", "permuted": False, "snows": True, "finish_steps": 0}
     runs = [
         {**always, "pattern": str(sparsity), "samples": count, "seed": seed}
         for count in (min(1000, samples), samples)
@@ -113,15 +112,19 @@ def resnet50(
     shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too."""
-    wanted = [  # whether with SNOWS, and steps of the last stage
-        ("obc", "1:4", False, 0), ("exchange", "1:4", False, 0),
-        ("magnitude", "1:4", True, 0), ("obc", "1:4", True, 0), ("exchange", "1:4", True, 0),
-        ("obc+exchange", "1:4", True, 0), ("magnitude", "1:4", True, 1000), ("exchange", "1:4", True, 1000),
-        ("obc", "2:4", False, 0), ("obc", "2:4", True, 0),
+    wanted = [  # whether channels are permuted, with SNOWS or not, and steps of the last stage
+        ("obc", "1:4", False, False, 0), ("exchange", "1:4", False, False, 0),
+        ("magnitude", "1:4", False, True, 0), ("obc", "1:4", False, True, 0), ("exchange", "1:4", False, True, 0),
+        ("obc+exchange", "1:4", False, True, 0),
+        ("magnitude", "1:4", True, True, 0), ("exchange", "1:4", True, True, 0),
+        ("magnitude", "1:4", False, True, 1000), ("exchange", "1:4", False, True, 1000),
+        ("exchange", "1:4", True, True, 1000), ("obc", "1:4", True, True, 1000),
+        ("obc", "2:4", False, False, 0), ("obc", "2:4", False, True, 0),
     ]  # fmt: skip
+    keys = ("mask", "pattern", "permuted", "snows", "finish_steps")
     runs = [
-        {"mask": mask, "pattern": pattern, "snows": adjusted, "finish_steps": steps, "samples": samples, "seed": seed}
-        for mask, pattern, adjusted, steps in wanted
+        {**dict(zip(keys, values, strict=True)), "samples": samples, "seed": seed}
+        for values in wanted
         for seed in range(seeds)
     ]
     yield from _table("resnet50", Network("resnet50", shared, device), runs, done, device)
@@ -142,10 +145,11 @@ def _table(
 
 
 def _prune(network: Network, run: dict[str, Any]) -> dict[str, Any]:
-    recipe = DEFAULT.replace(finish_steps=run["finish_steps"], finish_rate=FINISH_RATE)
+    recipe = DEFAULT.replace(finish_steps=run["finish_steps"])
     result = snows.prune(
         network.model, network.x[: run["samples"]], run["pattern"], mask=run["mask"], exclude="*downsample*",
-        recipe=recipe, solver="newton" if run["snows"] else None, seed=run["seed"], progress=False,
+        recipe=recipe, solver="newton" if run["snows"] else None, seed=run["seed"], permute=run["permuted"],
+        progress=False,
     )  # fmt: skip
     outcome = network.outcome(result.model)
     drop, half_width = paired_drop(network.dense, outcome[None])

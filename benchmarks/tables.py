@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import linear_regression, mean
+from statistics import linear_regression, mean, median
 from typing import Any
 
 Row = dict[str, Any]
@@ -77,15 +77,16 @@ def allowed(row: Row) -> str:
 
 def accuracy() -> str:
     titles = ["network", "pattern", "recipe", "images", "orders", "dense", "mask only", "K=0", "SNOWS", "drop, 95 %"]
-    titles += ["time", "memory"]
+    titles += ["time", "memory", "version"]
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("accuracy-*.json"))]
     order = list(TITLES)
     results.sort(key=lambda r: (order.index(r["case"]["network"]), r["case"]["pattern"] != "2:4", r["case"]["recipe"]))
     devices = sorted({result["environment"]["device"] for result in results})
-    return table(titles, [_accuracy_row(result["case"], result["summary"]) for result in results], ", ".join(devices))
+    return table(titles, [_accuracy_row(result) for result in results], ", ".join(devices))
 
 
-def _accuracy_row(case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+def _accuracy_row(result: Row) -> list[str]:
+    case, summary = result["case"], result["summary"]
     return [
         TITLES[case["network"]],
         case["pattern"],
@@ -99,6 +100,7 @@ def _accuracy_row(case: dict[str, Any], summary: dict[str, Any]) -> list[str]:
         f"{summary['drop']:.2f} ± {summary['drop_interval']:.2f}",
         f"{summary['seconds']:.0f} s",
         memory(summary["peak_memory_gib"]),
+        result["environment"]["snows"],
     ]
 
 
@@ -148,16 +150,21 @@ def nm_masks() -> str:
 
 
 def resnet50() -> str:
-    return listing(
-        "masks-resnet50",
-        ("pattern", field("pattern")),
-        ("mask", field("mask")),
-        ("SNOWS", lambda row: _adjusted(row["snows"], row["finish_steps"])),
-        ("top-1", lambda row: f"{row['accuracy']:.2f}"),
-        ("drop, 95 %", lambda row: f"{row['drop']:.2f} ± {row['drop_interval']:.2f}"),
-        ("time", seconds),
-        ("memory", peak),
-    )
+    result = read("masks-resnet50")
+    titles = ["pattern", "mask", "SNOWS", "orders", "top-1", "drop, 95 %", "time", "memory"]
+    kinds: dict[tuple[Any, ...], list[Row]] = {}
+    for row in result["rows"]:
+        kind = tuple(row[key] for key in ("pattern", "mask", "permuted", "snows", "finish_steps"))
+        kinds.setdefault(kind, []).append(row)
+    rows = []
+    for (pattern, mask, permuted, snows, finish_steps), orders in kinds.items():
+        drop, interval = mean(row["drop"] for row in orders), max(row["drop_interval"] for row in orders)
+        rows.append([
+            pattern, mask + (", permuted" if permuted else ""), _adjusted(snows, finish_steps), str(len(orders)),
+            f"{mean(row['accuracy'] for row in orders):.2f}", f"{drop:.2f} ± {interval:.2f}",
+            f"{median(row['seconds'] for row in orders):.0f} s", gibibytes(max(r["peak_memory_bytes"] for r in orders)),
+        ])  # fmt: skip
+    return table(titles, rows, result["environment"]["device"])
 
 
 def _adjusted(snows: bool, finish_steps: int) -> str:

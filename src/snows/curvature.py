@@ -129,7 +129,7 @@ class Objective:
     def _loss(self, piece: Piece, errors: list[Tensor]) -> Tensor:
         factors = self._factors(piece, errors)
         if errors[0].device.type == "cpu":
-            return torch.stack([f * _square_sum(error) for f, error in zip(factors, errors, strict=True)]).sum()
+            return torch.stack([f * square_sum(error) for f, error in zip(factors, errors, strict=True)]).sum()
         # the factors as numbers: a tensor of them would have to be sent to the device, which the host then waits for
         roots = [math.sqrt(factor) for factor in factors]
         return torch.stack(torch._foreach_mul(torch._foreach_norm(errors), roots)).square().sum()
@@ -172,10 +172,10 @@ class Objective:
         return lambda v: jacobian.pull(jacobian.push(v), [1 / self.samples])
 
 
-def _square_sum(error: Tensor) -> Tensor:
+def square_sum(error: Tensor) -> Tensor:
     """Row by row: a CPU adds squares one after another, and of a hundred million a fiftieth would be lost."""
     rest = tuple(range(1, error.ndim)) or None
-    norms: Tensor = torch.linalg.vector_norm(error, dim=rest)
+    norms: Tensor = torch.linalg.vector_norm(error, dim=rest, dtype=torch.promote_types(error.dtype, torch.float32))
     return norms.double().square().sum()
 
 

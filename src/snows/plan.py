@@ -19,7 +19,9 @@ from .recipe import Recipe
 from .views import is_image
 
 Names = str | Iterable[str] | None
-_FINISH_STEPS, _FINISH_STEPS_ON_CPU = 1500, 150  # of vision transformers: half a minute for ViT-Ti on a large GPU
+# Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.
+_FINISH_TRANSFORMERS: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
+_FINISH_CONVOLUTIONAL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -120,12 +122,17 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
 def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
     """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
     if _has_attention(graph):
-        steps = 0
-        if any(is_image(node.meta.get("val")) for node in graph.inputs):
-            steps = _FINISH_STEPS_ON_CPU if device == "cpu" else _FINISH_STEPS
-        return {"horizon": 0, "sweeps": 1, "targets": "dense-weights", "finish_steps": steps}
-    horizon = 4 if _takes_large_images(graph) else 16
-    return {"horizon": horizon, "sweeps": 3, "targets": "dense-stream", "finish_steps": 0}
+        pictures = any(is_image(node.meta.get("val")) for node in graph.inputs)
+        last = _last_stage(_FINISH_TRANSFORMERS, pictures, device)
+        return {"horizon": 0, "sweeps": 1, "targets": "dense-weights", **last}
+    large = _takes_large_images(graph)
+    last = _last_stage(_FINISH_CONVOLUTIONAL, large, device)
+    return {"horizon": 4 if large else 16, "sweeps": 3, "targets": "dense-stream", **last}
+
+
+def _last_stage(choices: dict[str, Any], wanted: bool, device: str) -> dict[str, Any]:
+    steps = choices["finish_steps"] if wanted else 0
+    return {**choices, "finish_steps": steps // 10 if device == "cpu" else steps}
 
 
 def paper_choices(graph: Graph) -> dict[str, Any]:

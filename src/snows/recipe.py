@@ -47,7 +47,7 @@ class Recipe:
                         mirror images look alike (photographs do, letters do not)
     finish_steps        of the last stage, in which all kept weights are matched together (`snows.finish`); 0: none;
                         "auto": by kind of network
-    finish_batch, …rate samples in one of these steps, and the rate of Adam
+    finish_batch, …rate samples in one of these steps, and the rate of Adam ("auto": by kind of network)
     """
 
     horizon: int | Literal["auto", "paper"] = "auto"
@@ -73,7 +73,7 @@ class Recipe:
     mirror: bool = False
     finish_steps: int | Literal["auto"] = "auto"
     finish_batch: int = 64
-    finish_rate: float = 1e-3
+    finish_rate: float | Literal["auto"] = "auto"
 
     def held_out_samples(self, samples: int) -> int:
         """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
@@ -122,6 +122,7 @@ _NAMED: Mapping[str, tuple[object, ...]] = {
     "sweeps": ("auto",),
     "cg_absolute_tolerance": ("paper",),
     "finish_steps": ("auto",),
+    "finish_rate": ("auto",),
 }
 _AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch", "finish_batch"}
 _BELOW = {"held_out": 1.0}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import snows
 from snows.calibration import read_samples
 from snows.cascade import Event
-from snows.finish import Finish, _Gradient, _Match, _pieces
+from snows.finish import Finish, _error, _Gradient, _Match, _pieces
 from snows.graph import capture
 from snows.memory import Memory
 from snows.plan import own_choices, resolve
@@ -24,7 +24,9 @@ from tests.networks import example, make
 from tests.transformers import Vision, build, images
 
 PLENTY = Memory(1 << 34)
-RECIPE = DEFAULT.replace(horizon=0, sweeps=1, targets="dense-weights", finish_steps=40, finish_batch=16)
+RECIPE = DEFAULT.replace(
+    horizon=0, sweeps=1, targets="dense-weights", finish_steps=40, finish_batch=16, finish_rate=1e-3
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,34 @@ def test_the_loss_is_that_of_its_definition(model: nn.Module) -> None:
     assert match.mean_loss(table, pruned, 7) == pytest.approx(match.mean_loss(table, pruned, 60), rel=1e-5)
 
 
+def test_the_error_and_its_gradient_are_those_of_the_mean_square() -> None:
+    found, wanted = torch.randn(3, 4, 5, dtype=torch.float64).requires_grad_(), torch.randn(3, 4, 5).double()
+    assert float(_error(found.detach(), wanted)) == pytest.approx(float((found - wanted).detach().square().mean()))
+    assert torch.autograd.gradcheck(lambda value: _error(value, wanted), found)
+
+
+@pytest.mark.parametrize("precision", ["mixed", "half"])
+def test_half_precision_is_the_same_loss_rounded(model: nn.Module, precision: Any) -> None:
+    graph, masks, table = parts(model)
+    match, x = _Match(graph, table), [table.leaves[0][:60]]
+    pruned = {name: (graph.parameters[name] * mask).requires_grad_() for name, mask in masks.items()}
+    losses = [match.loss(x, pruned, p) for p in ("full", precision)]
+    full, rounded = (torch.cat([g.flatten() for g in torch.autograd.grad(loss, pruned.values())]) for loss in losses)
+    assert losses[1].item() == pytest.approx(losses[0].item(), rel=0.02)
+    assert rounded.dtype == full.dtype
+    assert float((rounded - full).norm() / full.norm()) < 0.05
+    assert match.loss(x, pruned).dtype == losses[1].dtype
+
+
+def test_a_cpu_works_in_full_precision(model: nn.Module) -> None:
+    graph, masks, table = parts(model)
+    finish = Finish(graph, masks, table, table, RECIPE, PLENTY, 0)
+    assert finish._precision(torch.zeros(1)) == "full"
+    assert not graph.piecewise_linear
+    convolutions = make("conv-bn").float()
+    assert capture(convolutions, (example("conv-bn", 4).float(),), {}).piecewise_linear
+
+
 def test_gradients_of_pieces_add_up(model: nn.Module) -> None:
     graph, masks, table = parts(model)
     match = _Match(graph, table)
@@ -165,7 +195,7 @@ def test_out_of_memory_is_survived(model: nn.Module, monkeypatch: pytest.MonkeyP
     whole = _Match.loss
     sizes = []
 
-    def small_only(self: _Match, leaves: list[Any], parameters: dict[str, Tensor]) -> Tensor:
+    def small_only(self: _Match, leaves: list[Any], parameters: dict[str, Tensor], precision: str = "full") -> Tensor:
         sizes.append(len(leaves[0]))
         if len(leaves[0]) > 4:
             raise torch.OutOfMemoryError
@@ -224,12 +254,26 @@ def test_vectors_are_parameters_that_nothing_was_computed_from() -> None:
     assert graph.vectors == ["first.bias", "scale", "second.bias"]
 
 
-@pytest.mark.parametrize(("size", "device", "steps"), [(32, "cuda", 1500), (32, "cpu", 150), (8, "cuda", 0)])
-def test_it_is_for_vision_transformers(size: int, device: str, steps: int) -> None:
-    network = build(Vision, height=size, width=size)
-    graph = capture(network, (images(2, size, size),), {})
-    assert own_choices(graph, device)["finish_steps"] == steps
-    assert resolve(DEFAULT.replace(finish_steps=7), graph, device).finish_steps == 7
+@pytest.mark.parametrize(
+    ("network", "size", "device", "steps", "rate"),
+    [
+        ("transformer", 32, "cuda", 1500, 1e-3),
+        ("transformer", 32, "cpu", 150, 1e-3),
+        ("transformer", 8, "cuda", 0, 1e-3),
+        ("convolutions", 128, "cuda", 1000, 3e-4),
+        ("convolutions", 128, "cpu", 100, 3e-4),
+        ("convolutions", 32, "cuda", 0, 3e-4),
+    ],
+)
+def test_it_is_for_vision_transformers_and_for_convolutions_of_large_images(
+    network: str, size: int, device: str, steps: int, rate: float
+) -> None:
+    convolutions = nn.Sequential(nn.Conv2d(3, 4, 3, 8), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten()).eval()
+    model = build(Vision, height=size, width=size) if network == "transformer" else convolutions
+    graph = capture(model, (images(2, size, size),), {})
+    assert {"finish_steps": steps, "finish_rate": rate}.items() <= own_choices(graph, device).items()
+    chosen = resolve(DEFAULT.replace(finish_steps=7, finish_rate=0.5), graph, device)
+    assert (chosen.finish_steps, chosen.finish_rate) == (7, 0.5)
     assert resolve(PAPER, graph, device).finish_steps == 0
 
 

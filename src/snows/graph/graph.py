@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -176,6 +177,11 @@ class Graph:
         if key not in self._segments:
             self._segments[key] = self._make_segment(layers, horizon)
         return self._segments[key]
+
+    @cached_property
+    def piecewise_linear(self) -> bool:
+        """Whether the whole network is, in its inputs."""
+        return all(is_piecewise_linear(node, {*self.inputs, *self.nodes}) for node in self.nodes)
 
     def _make_segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         body, prelude, targets = self._cut(layers, horizon)
