@@ -73,13 +73,14 @@ def compare(
     recipe: Recipe | str = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
+    permute: bool = False,
     memory: int | str | None = None,
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Comparison:
     """Prune with every mask to every pattern, without and with SNOWS, and put the networks side by side.
 
-    model, calibration, layers, exclude, horizon, recipe, device, seed, memory
+    model, calibration, layers, exclude, horizon, recipe, device, seed, permute, memory
                  as in `snows.prune`; the calibration data is read once, so all networks see the same samples
     patterns     one, or a list of them, each as in `snows.prune`
     masks        one, a list, or {name: mask}, each as in `snows.prune`; masks that say everything take no pattern
@@ -105,7 +106,7 @@ def compare(
         )
     options: dict[str, Any] = {
         "layers": _name_list(layers), "exclude": _name_list(exclude), "recipe": chosen, "labels": labels,
-        "device": device, "seed": seed, "memory": as_bytes(memory),
+        "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     settings = task.describe()

@@ -100,6 +100,9 @@ LabelsOption = Annotated[
         "--labels", help="Of masks that need a loss: model (the model's own predictions) or given (the data's)."
     ),
 ]
+PermuteOption = Annotated[
+    bool, typer.Option("--permute", help="Re-order channels before an N:M mask is chosen; the function stays the same.")
+]
 MemoryOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
@@ -154,10 +157,7 @@ def prune(
     recipe: RecipeOption = "default",
     samples: SamplesOption = None,
     labels: LabelsOption = "model",
-    permute: Annotated[
-        bool,
-        typer.Option("--permute", help="Re-order channels before an N:M mask is chosen; the function stays the same."),
-    ] = False,
+    permute: PermuteOption = False,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", help="A new folder for model, masks, report and recipe.", show_default=False),
@@ -364,6 +364,7 @@ def compare(
     recipe: RecipeOption = "default",
     samples: SamplesOption = None,
     labels: LabelsOption = "model",
+    permute: PermuteOption = False,
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -403,7 +404,7 @@ def compare(
         dense, read = setting.model(), setting.data()
     options: dict[str, Any] = {
         "labels": labels, "layers": layers, "exclude": exclude, "horizon": horizon, "recipe": chosen,
-        "device": setting.device, "seed": seed, "memory": memory, "out": out,
+        "device": setting.device, "seed": seed, "permute": permute, "memory": memory, "out": out,
         "progress": not setting.quiet,
     }  # fmt: skip
     try:

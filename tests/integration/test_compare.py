@@ -182,6 +182,15 @@ def test_memory_is_bounded_as_in_prune(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.failed == ()
 
 
+def test_channels_may_be_permuted_first() -> None:
+    plain, permuted = compare(), compare(("2:4", "0.5"), permute=True)
+    assert permuted.settings["permute"] is True
+    assert [row.sparsity for row in permuted.pruned if row.pattern == "2:4"] == [row.sparsity for row in plain.pruned]
+    assert permuted.pruned[0].kl != plain.pruned[0].kl  # another mask
+    assert {row.error for row in permuted.failed} == {"permute is for N:M patterns; expected one such as '2:4'"}
+    assert {row.pattern for row in permuted.failed} == {"0.5"}
+
+
 # Wrong input is said before any work
 
 WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
