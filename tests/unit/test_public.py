@@ -39,7 +39,8 @@ FLAGS = {
     ],
     "compare": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--labels", "--out", "--memory", "--device", "--seed", "--json", "--markdown", "--quiet", "--config", "--debug",
+        "--labels", "--permute", "--out", "--memory", "--device", "--seed", "--json", "--markdown", "--quiet",
+        "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
 }  # fmt: skip
