@@ -181,7 +181,8 @@ class Graph:
     @cached_property
     def piecewise_linear(self) -> bool:
         """Whether the whole network is, in its inputs."""
-        return all(is_piecewise_linear(node, {*self.inputs, *self.nodes}) for node in self.nodes)
+        varying = {*self.inputs, *self.nodes}
+        return all(is_piecewise_linear(node, varying) for node in self.nodes)
 
     def _make_segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         body, prelude, targets = self._cut(layers, horizon)
