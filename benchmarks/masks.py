@@ -2,7 +2,7 @@
 
     python benchmarks/masks.py published      # ResNet20, unstructured, without SNOWS: the field's own comparison
     python benchmarks/masks.py unstructured   # ResNet20, magnitude masks with SNOWS, 1,000 and 3,000 images
-    python benchmarks/masks.py resnet50       # ImageNet, masks without and with SNOWS, and with its last stage, too
+    python benchmarks/masks.py resnet50       # ImageNet, masks without and with SNOWS
 
 One JSON file each under benchmarks/results, written again after every run; runs that it has are not done again (remove
 the file to do so). The comparison of N:M masks on ResNet20 is a
@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accuracy import DATA, correct, environment, paired_drop, percent
+import torch.nn.functional as F
+from accuracy import DATA, environment, paired_drop, percent
 from networks import load_network, normalization
 from sections import make_parser
 from torch import Tensor
@@ -33,13 +34,13 @@ from torch import Tensor
 import snows
 from snows.budgets import spread_out
 from snows.data import read_npz
+from snows.evaluation import predict
 from snows.masks import NetworkMethod, as_method
 from snows.memory import memory_limits
 from snows.network import CalibratedNetwork
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.preparation import prepare, with_weights
-from snows.recipe import DEFAULT
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
 METHODS = ("magnitude", "woodfisher", "cbs", "chita", "falcon", "cap")
@@ -55,10 +56,12 @@ class Network:
         parts = [read_npz(shared / "data" / file, mean, std) for file in tests]
         self.test, self.labels = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts if y is not None])
         self.model = load_network(name, shared).to(device)
-        self.dense = correct(self.model, self.test, self.labels)
+        self.scores = predict(self.model, self.test)
+        self.dense = self.right(self.scores)
 
-    def outcome(self, model: torch.nn.Module) -> Tensor:
-        return correct(model, self.test, self.labels)
+    def right(self, scores: Tensor) -> Tensor:
+        """One if an image is classified rightly, else zero."""
+        return (scores.argmax(1) == self.labels).double()
 
 
 def published(
@@ -85,7 +88,7 @@ def published(
                 choice = method.choose(asked)
                 seconds = time.perf_counter() - began
                 weights = {n: choice.weights.get(n, asked.weights[n]) * mask for n, mask in choice.masks.items()}
-                accuracy = percent(network.outcome(with_weights(network.model, weights)))
+                accuracy = percent(network.right(predict(with_weights(network.model, weights), network.test)))
                 rows[name][str(sparsity)].append(accuracy)
                 print(f"  seed {seed} {name} {sparsity}: {accuracy} ({seconds:.1f} s)", flush=True)
         yield {
@@ -98,7 +101,7 @@ def unstructured(
     shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """SNOWS on magnitude masks; shortcuts, first layer and classifier dense, as in the paper."""
-    always = {"mask": "magnitude", "permuted": False, "snows": True, "finish_steps": 0}
+    always = {"mask": "magnitude", "permuted": False, "snows": True}
     runs = [
         {**always, "pattern": str(sparsity), "samples": count, "seed": seed}
         for count in (min(1000, samples), samples)
@@ -111,21 +114,20 @@ def unstructured(
 def resnet50(
     shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too."""
-    wanted = [  # whether channels are permuted, with SNOWS or not, and steps of the last stage
-        ("obc", "1:4", False, False, 0), ("exchange", "1:4", False, False, 0),
-        ("magnitude", "1:4", False, True, 0), ("obc", "1:4", False, True, 0), ("exchange", "1:4", False, True, 0),
-        ("obc+exchange", "1:4", False, True, 0),
-        ("magnitude", "1:4", True, True, 0), ("exchange", "1:4", True, True, 0),
-        ("magnitude", "1:4", False, True, 1000), ("exchange", "1:4", False, True, 1000),
-        ("exchange", "1:4", True, True, 1000), ("obc", "1:4", True, True, 1000),
-        ("obc", "2:4", False, False, 0), ("obc", "2:4", False, True, 0),
+    """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too.
+
+    The two that are compared in the end take `seeds` orders of the samples, the others one.
+    """
+    wanted = [  # whether channels are permuted, with SNOWS or not, and in how many orders
+        ("magnitude", "1:4", False, True, seeds), ("obc+exchange", "1:4", True, True, seeds),
+        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("exchange", "1:4", True, True, 1),
+        ("obc", "1:4", False, True, 1), ("obc", "1:4", False, False, 1), ("exchange", "1:4", False, False, 1),
+        ("magnitude", "2:4", False, True, 1), ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1),
     ]  # fmt: skip
-    keys = ("mask", "pattern", "permuted", "snows", "finish_steps")
     runs = [
-        {**dict(zip(keys, values, strict=True)), "samples": samples, "seed": seed}
-        for values in wanted
-        for seed in range(seeds)
+        {"mask": mask, "pattern": pattern, "permuted": permuted, "snows": snows, "samples": samples, "seed": seed}
+        for mask, pattern, permuted, snows, orders in wanted
+        for seed in range(orders)
     ]
     yield from _table("resnet50", Network("resnet50", shared, device), runs, done, device)
 
@@ -145,27 +147,29 @@ def _table(
 
 
 def _prune(network: Network, run: dict[str, Any]) -> dict[str, Any]:
-    recipe = DEFAULT.replace(finish_steps=run["finish_steps"])
     result = snows.prune(
         network.model, network.x[: run["samples"]], run["pattern"], mask=run["mask"], exclude="*downsample*",
-        recipe=recipe, solver="newton" if run["snows"] else None, seed=run["seed"], permute=run["permuted"],
-        progress=False,
+        solver="newton" if run["snows"] else None, seed=run["seed"], permute=run["permuted"], progress=False,
     )  # fmt: skip
-    outcome = network.outcome(result.model)
-    drop, half_width = paired_drop(network.dense, outcome[None])
+    scores = predict(result.model, network.test)
+    right = network.right(scores)
+    drop, half_width = paired_drop(network.dense, right[None])
+    log_p, log_q = network.scores.log_softmax(1), scores.log_softmax(1)
     row = {
-        **run, "accuracy": percent(outcome), "drop": drop, "drop_interval": half_width,
+        **run, "accuracy": percent(right), "drop": drop, "drop_interval": half_width,
+        "kl": round(float(F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")), 4),
+        "right": "".join(str(int(one)) for one in right),  # image by image: rows are compared in pairs
         "sparsity": result.report.sparsity, "seconds": round(result.report.seconds, 1),
-        "peak_memory_bytes": result.report.peak_memory_bytes,
+        "peak_memory_bytes": result.report.peak_memory_bytes, "version": snows.__version__,
     }  # fmt: skip
-    print(" ", json.dumps(row), flush=True)
+    print(" ", json.dumps({**row, "right": len(right)}), flush=True)
     return row
 
 
 CASES: dict[str, tuple[Callable[..., Iterator[dict[str, Any]]], int, int]] = {  # samples, seeds
     "published": (published, 3000, 3),
     "unstructured": (unstructured, 3000, 1),
-    "resnet50": (resnet50, 1000, 1),
+    "resnet50": (resnet50, 1000, 3),
 }
 
 

@@ -27,6 +27,7 @@ from .graph import Graph
 from .graph.segment import Values
 from .memory import Memory
 from .recipe import Recipe
+from .replay import Replayed
 from .report import FinishReport
 from .views import is_image, random_views
 
@@ -203,54 +204,26 @@ def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str,
 
 
 class _Gradient:
-    """Adds a loss's gradient to that of its variables. On a GPU the pass is recorded once and then replayed: a small
-    network's operations take less time than their launches."""
+    """Adds a loss's gradient to that of its variables. A small network's operations take less time than their
+    launches, so that a pass is replayed where it can be."""
 
     def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor]) -> None:
-        self._loss, self._variables = loss, variables
-        self._replays = variables[0].is_cuda
-        self._leaves: list[Any] = []
-        self._recording: torch.cuda.CUDAGraph | None = None
-        self._recorded: tuple[Tensor, ...] = ()
+        leaves: list[Any] = []
+        self._leaves, self._variables = leaves, variables
+        self._pass = Replayed(
+            lambda: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
+        )
 
     def add(self, leaves: list[Any]) -> None:
-        for variable, gradient in zip(self._variables, self._of(leaves), strict=True):
-            if variable.grad is None:
-                variable.grad = torch.zeros_like(variable)  # whose memory layout the gradient need not have; Adam asks
-            variable.grad.add_(gradient)
-
-    def _of(self, leaves: list[Any]) -> tuple[Tensor, ...]:
-        if self._replays and self._recording is None:
-            self._record(leaves)
-        if self._recording is None:
-            return self._pass(leaves)
+        if not self._leaves:
+            self._leaves.extend(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
         for mine, new in zip(self._leaves, leaves, strict=True):
             if isinstance(mine, Tensor):
                 mine.copy_(new)
-        self._recording.replay()
-        return self._recorded
-
-    def _pass(self, leaves: list[Any]) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(self._loss(leaves), self._variables, materialize_grads=True)
-
-    def _record(self, leaves: list[Any]) -> None:
-        self._leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(2):  # libraries choose their kernels before anything is recorded
-                self._pass(self._leaves)
-        torch.cuda.current_stream().wait_stream(aside)
-        recording = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(recording):
-                self._recorded = self._pass(self._leaves)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operation that asks the device for a value: it cannot be recorded
-            self._replays = False
-        else:
-            self._recording = recording
+        for variable, gradient in zip(self._variables, self._pass(), strict=True):
+            if variable.grad is None:
+                variable.grad = torch.zeros_like(variable)  # whose memory layout the gradient need not have; Adam asks
+            variable.grad.add_(gradient)
 
 
 def _pieces(graph: Graph, batch: int, memory: Memory) -> int:

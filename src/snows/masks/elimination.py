@@ -6,7 +6,8 @@ rank-one part P[:, p] P[p, :] / P_pp.
 
 Writing P anew at every step would be bound by memory traffic. Instead the rank-one parts of some steps are kept as
 vectors V, so that a row of P is P0[p, :] - V[:, p] V, and only every so often P itself is brought up to date, in one
-matrix product, and shrunk to the columns that are left.
+matrix product. Now and then it is shrunk to the columns that are left. A step works on the same memory as the one
+before it, so that on a GPU its many small operations are launched as one.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..replay import Replayed
 from .layout import bytes_at_once
 
-_STEPS_BETWEEN_UPDATES = 64  # at least
-_UPDATES = {"cpu": 4, "cuda": 16}  # at most: fast memory likes many, as each makes the steps after it cheaper
+_STEPS_BETWEEN_UPDATES = 64
+_SHRINK = 0.8  # when no more than this share of the columns is left
 
 
 @dataclass(frozen=True)
@@ -55,60 +57,83 @@ def eliminate(
 
 
 def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: tuple[int, int] | None) -> Elimination:
-    count, width = rows.shape
-    everyone = torch.arange(count, device=rows.device)
-    weight = rows.clone()
-    columns = torch.arange(width, device=rows.device).expand(count, -1)  # those that are left, for each row
-    shared = True  # until the first update every row still has the inverse of its group
-    diagonal = inverse.diagonal(dim1=1, dim2=2)[which].clone()
-    m, most = group or (width, width)
-    removed = torch.zeros(count, math.ceil(width / m), dtype=torch.long, device=rows.device)
-    order = torch.empty(count, steps, dtype=torch.long, device=rows.device)
-    losses = torch.empty(count, steps, dtype=rows.dtype, device=rows.device)
-    tiny = torch.finfo(rows.dtype).tiny
-    pause = max(_STEPS_BETWEEN_UPDATES, width // _UPDATES.get(rows.device.type, 4))
-    for begin in range(0, steps, pause):
-        length = min(pause, steps - begin)
-        vectors = rows.new_empty(count, length, weight.shape[1])
-        closed = torch.zeros_like(weight, dtype=torch.bool)
-        if group is not None:
-            closed |= removed.gather(1, columns // m) >= most
-        for step in range(length):
-            saliency = (weight.square() / diagonal.clamp(min=tiny)).masked_fill(closed, math.inf)
-            p = saliency.argmin(1)
-            row = inverse[which, p] if shared else inverse[everyone, p]
-            known = vectors[:, :step]
-            row = row - torch.bmm(known[everyone, :, p].unsqueeze(1), known).squeeze(1)
-            pivot = row[everyone, p].clamp(min=tiny)
-            losses[:, begin + step] = weight[everyone, p].square() / pivot
-            order[:, begin + step] = columns[everyone, p]
-            weight = weight - row * (weight[everyone, p] / pivot)[:, None]
-            vectors[:, step] = row / pivot.sqrt()[:, None]
-            diagonal = diagonal - vectors[:, step].square()
-            closed[everyone, p] = True
-            if group is not None:
-                mine = columns[everyone, p] // m
-                removed[everyone, mine] += 1
-                full = removed[everyone, mine] >= most
-                closed |= full[:, None] & (columns // m == mine[:, None])
-        if begin + length == steps:
-            break
-        gone = torch.zeros_like(closed).scatter_(1, _places(columns, order[:, begin : begin + length], width), True)
-        left = (~gone).nonzero()[:, 1].view(count, -1)
-        smaller = (
-            inverse[which[:, None, None], left[:, :, None], left[:, None, :]]
-            if shared
-            else (inverse[everyone[:, None, None], left[:, :, None], left[:, None, :]])
+    width = rows.shape[1]
+    going = _Going(rows.clone(), inverse[which], steps, group or (width, width))
+    remove_one = Replayed(going.remove_one, rows.device)
+    for begin in range(0, steps, _STEPS_BETWEEN_UPDATES):
+        length = min(_STEPS_BETWEEN_UPDATES, steps - begin)
+        for _ in range(length):
+            remove_one()
+        left = width - begin - length
+        going.update()
+        if left <= _SHRINK * going.width and begin + length < steps:
+            going.shrink(left)
+            remove_one = Replayed(going.remove_one, rows.device)  # in other memory from here on
+    return going.found
+
+
+class _Going:
+    """Rows on their way. A step changes them in place; columns that have gone stay, closed, until they are shrunk."""
+
+    def __init__(self, weight: Tensor, inverse: Tensor, steps: int, group: tuple[int, int]) -> None:
+        count, width = weight.shape
+        self._m, self._most = group
+        device = weight.device
+        self.found = Elimination(
+            torch.zeros(count, steps, dtype=torch.long, device=device), weight.new_zeros(count, steps)
         )
-        vectors = vectors.gather(2, left[:, None, :].expand(-1, length, -1))
-        inverse, shared = torch.baddbmm(smaller, vectors.transpose(1, 2), vectors, alpha=-1), False
-        weight, columns = weight.gather(1, left), columns.gather(1, left)
-        diagonal = inverse.diagonal(dim1=1, dim2=2).clone()
-    return Elimination(order, losses)
+        self._everyone = torch.arange(count, device=device)
+        self._weight, self._inverse = weight, inverse  # the inverse as it was at the last update
+        self._columns = torch.arange(width, device=device).repeat(count, 1)  # those that are here
+        self._gone = torch.zeros_like(weight, dtype=torch.bool)
+        self._removed = torch.zeros(count, math.ceil(width / self._m), dtype=torch.long, device=device)  # of each group
+        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step, counted from the start
+        self._allot()
 
+    @property
+    def width(self) -> int:
+        """How many columns are here."""
+        return self._weight.shape[1]
 
-def _places(columns: Tensor, wanted: Tensor, width: int) -> Tensor:
-    """Where each wanted column stands among those that are left."""
-    place = torch.zeros(len(columns), width, dtype=torch.long, device=columns.device)
-    place.scatter_(1, columns, torch.arange(columns.shape[1], device=columns.device).expand_as(columns))
-    return place.gather(1, wanted)
+    def _allot(self) -> None:
+        """What goes with the columns that are here."""
+        self._groups = self._columns // self._m
+        self._closed = self._gone | (self._removed.gather(1, self._groups) >= self._most)
+        self._diagonal = self._inverse.diagonal(dim1=1, dim2=2).clone()
+        self._vectors = self._weight.new_zeros(len(self._weight), _STEPS_BETWEEN_UPDATES, self.width)
+
+    def remove_one(self) -> None:
+        """From each row."""
+        tiny = torch.finfo(self._weight.dtype).tiny
+        saliency = (self._weight.square() / self._diagonal.clamp(min=tiny)).masked_fill_(self._closed, math.inf)
+        p = saliency.argmin(1, keepdim=True)
+        row = self._inverse[self._everyone, p[:, 0]]
+        shares = self._vectors.gather(2, p.unsqueeze(1).expand(-1, _STEPS_BETWEEN_UPDATES, -1))
+        row = torch.baddbmm(row.unsqueeze(1), shares.mT, self._vectors, alpha=-1).squeeze(1)
+        pivot = row.gather(1, p).clamp_(min=tiny)
+        value = self._weight.gather(1, p)
+        self._weight.addcmul_(row, value / pivot, value=-1)
+        row = row / pivot.sqrt()
+        self._diagonal.addcmul_(row, row, value=-1)
+        self._vectors.index_copy_(1, self._at % _STEPS_BETWEEN_UPDATES, row.unsqueeze(1))
+        self.found.order.index_copy_(1, self._at, self._columns.gather(1, p))
+        self.found.losses.index_copy_(1, self._at, value.square() / pivot)
+        self._gone.scatter_(1, p, True)
+        mine = self._groups.gather(1, p)
+        self._removed.scatter_add_(1, mine, torch.ones_like(mine))
+        full = self._removed.gather(1, mine) >= self._most
+        self._closed |= self._gone | (full & (self._groups == mine))
+        self._at += 1
+
+    def update(self) -> None:
+        """Bring the inverse up to date."""
+        self._inverse.baddbmm_(self._vectors.mT, self._vectors, alpha=-1)
+        self._diagonal.copy_(self._inverse.diagonal(dim1=1, dim2=2))
+        self._vectors.zero_()
+
+    def shrink(self, left: int) -> None:
+        """To the columns that have not gone, as many in each row."""
+        here = (~self._gone).nonzero()[:, 1].view(-1, left)
+        self._inverse = self._inverse[self._everyone[:, None, None], here[:, :, None], here[:, None, :]]
+        self._weight, self._columns, self._gone = (v.gather(1, here) for v in (self._weight, self._columns, self._gone))
+        self._allot()

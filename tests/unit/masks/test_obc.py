@@ -55,9 +55,9 @@ def elimination_problem(width: int, rows: int = 4, hessians: int = 2) -> tuple[T
 @pytest.mark.parametrize(
     ("width", "steps", "group", "between"),
     [
-        (90, 90, None, None),  # more steps than are taken between two updates of the inverse
-        (140, 134, None, None),
-        (132, 99, (4, 3), None),
+        (90, 90, None, 64),  # more steps than are taken between two updates of the inverse
+        (140, 134, None, 64),
+        (132, 99, (4, 3), 64),
         (20, 20, None, 3),
         (20, 19, None, 1),
         (24, 12, (4, 2), 3),
@@ -70,13 +70,11 @@ def test_elimination_with_updates_now_and_then(
     width: int,
     steps: int,
     group: tuple[int, int] | None,
-    between: int | None,
+    between: int,
     row_by_row: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if between is not None:
-        monkeypatch.setattr(elimination, "_STEPS_BETWEEN_UPDATES", between)
-        monkeypatch.setattr(elimination, "_UPDATES", {"cpu": width})
+    monkeypatch.setattr(elimination, "_STEPS_BETWEEN_UPDATES", between)
     if row_by_row:
         monkeypatch.setattr(layout, "_CPU_BYTES", 1)
     weight, hessian, which = elimination_problem(width)
