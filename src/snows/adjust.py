@@ -32,6 +32,7 @@ class Turn:
     seed: int
     sweep: int
     index: int
+    new_mask: bool = True  # so that least squares may do better than the weights so far
 
     def generator(self) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed}/{self.sweep}/{self.index}".encode()).digest()
@@ -160,11 +161,11 @@ class _Solve:
         self.recipe, self.memory, self.turn = recipe, memory, turn
         self.segment, self.pack, self.unpack = problem.segment, problem.packing.pack, problem.packing.unpack
         self.kind = curvature_kind(recipe, problem.segment)
-        self.closed_form = recipe.start == "closed-form" and turn.sweep == 0
+        self.closed_form = recipe.start == "closed-form" and turn.new_mask
         self.blocks, self.cross = self._row_blocks()
 
     def run(self) -> tuple[Newton, Start]:
-        """From the better of two starts; after the first sweep the weights so far always are."""
+        """From the better of two starts; where the mask is no new one, the weights so far always are."""
         start, loss, gradient = self._start()
         if self.segment.is_one_layer and start.weight is not self.masked:  # nothing is left for Newton to do
             return Newton(start.weight, loss, loss, 0, 0, NewtonOutcome.CLOSED_FORM), start

@@ -160,10 +160,12 @@ def prune(
             }
         else:
             size = micro_batch_size(world.graph, plan, fitted.count, concrete, world.device, limits)
+            assert isinstance(concrete.mask_steps, int)
+            mask_steps = concrete.mask_steps if isinstance(method, LayerMethod) else 1
             if solver is not None and world.device.type != "cpu":
-                expected = Estimate(
-                    world.graph, plan, concrete, limits, world.device, fitted.count + judged.count, size
-                ).peak()
+                first = plan.on_the_way(1 / mask_steps)  # which keeps most
+                count = fitted.count + judged.count
+                expected = Estimate(world.graph, first, concrete, limits, world.device, count, size).peak()
                 say(f"about {expected / 2**30:.1f} GiB of the device's memory will be used")
             weights = cascade(
                 world.graph,
@@ -171,7 +173,7 @@ def prune(
                 cut(fitted, judged, [node.name for node in world.graph.inputs], size),
                 choice,
                 method if isinstance(method, LayerMethod) else None,
-                concrete if solver is not None else concrete.replace(sweeps=1),
+                concrete if solver is not None else concrete.replace(sweeps=1, mask_steps=1),
                 limits,
                 seed,
                 tell,

@@ -71,13 +71,15 @@ def cascade(
     Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs.
     Each layer (or group: query, key and value of an attention) is solved with all layers before it already pruned and,
     in the first sweep, all behind it still dense. `choice` is what a network method chose; a layer `method` fills it in
-    on the way. What the `journal` has is not done again: the streams are moved past it when the next layer needs them.
+    on the way, in each of the first `mask_steps` sweeps with a sparser pattern. What the `journal` has is not done
+    again: the streams are moved past it when the next layer needs them.
     """
     assert isinstance(recipe.sweeps, int)  # resolved by the plan
+    assert isinstance(recipe.mask_steps, int)
     journal = journal or Journal()
     dense = graph.parameters
     current = dict(dense)
-    groups = plan.groups
+    mask_steps = 1 if method is None else recipe.mask_steps
     # Of the dense network's operations: what its own stream gives never changes.
     variances: dict[str, float] = {}
     outputs: list[Values] | None = None
@@ -88,6 +90,8 @@ def cascade(
 
     for sweep in range(recipe.sweeps):
         dense_stream, pruned_stream = streams()
+        new_masks = sweep < mask_steps
+        groups = plan.on_the_way(min(1, (sweep + 1) / mask_steps)).groups
         for index, group in enumerate(groups):
             layers = [planned.layer for planned in group]
             where = (tuple(layer.name for layer in layers), index, len(groups), sweep, recipe.sweeps)
@@ -100,19 +104,18 @@ def cascade(
                 try:
                     if kept and outputs is None:
                         outputs = graph.outputs_of(kept, batches.values)
-                    if outputs is None or sweep == 0:  # later nothing else of it is read
+                    if outputs is None or new_masks:  # later nothing else of it is read
                         dense_stream.advance(segment.position)
                     pruned_stream.advance(segment.position)
                     known = variances if recipe.targets == "dense-stream" else {}
                     room = memory.targets(graph.live_bytes(segment.position), sum(batches.sizes))
                     problem = LayerProblem(segment, dense_stream, pruned_stream, recipe.targets, room, known, outputs)
-                    if sweep == 0 and method is not None:
+                    if new_masks and method is not None:
                         with working_within(memory.choosing):
-                            _choose_masks(method, group, problem, dense, choice, adjust)
-                    so_far = {**current, **choice.weights} if sweep == 0 else current
-                    entry = _solve(
-                        problem, so_far, choice.masks, recipe, memory, Turn(seed, sweep, index), adjust, began
-                    )
+                            _choose_masks(method, group, problem, current, choice, adjust)
+                    so_far = {**current, **choice.weights} if new_masks else current
+                    turn = Turn(seed, sweep, index, new_masks)
+                    entry = _solve(problem, so_far, choice.masks, recipe, memory, turn, adjust, began)
                 except torch.OutOfMemoryError:
                     pass  # only outside of this block is what filled the memory let go
                 problem = None  # with its activations, before the streams move on
@@ -168,18 +171,19 @@ def _choose_masks(
     method: LayerMethod,
     group: tuple[PlannedLayer, ...],
     problem: LayerProblem,
-    dense: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     choice: Choice,
     adjust: bool,
 ) -> None:
-    """Ask the method for each layer of the problem, with the statistics it wants (see LayerMethod)."""
+    """Ask the method for each layer of the problem, with the statistics it wants (see LayerMethod), which of its
+    weights, as they are now, to keep."""
     reads = getattr(method, "reads", "pruned")
     if reads == "auto":
         reads = "dense" if adjust else "refitted"
     for place, planned in enumerate(group):
         assert planned.pattern is not None
         name = planned.layer.parameter
-        weight = dense[name]
+        weight = weights[name]
         if reads == "dense":
             gram = problem.dense_gram(place)
         else:

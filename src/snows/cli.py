@@ -220,7 +220,7 @@ def prune(
             mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
         show = not (quiet or as_json)
         if setting.is_embedded and horizon is None:
-            light = chosen.replace(sweeps=1)
+            light = chosen.replace(sweeps=1, mask_steps=1)
             layerwise = run(dense, calibration, pattern, recipe=light, horizon=0, progress=show, **common)
         else:
             layerwise = None

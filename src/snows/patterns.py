@@ -53,6 +53,10 @@ class NM:
         kept = torch.zeros_like(grouped, dtype=torch.bool).scatter_(-1, order[..., : self.n], True)
         return kept.flatten(-2).movedim(-1, 1).contiguous()
 
+    def on_the_way(self, share: float) -> NM:
+        """The pattern after this share of the way there, each part of which keeps the same share of what was left."""
+        return NM(min(max(round(self.m * (self.n / self.m) ** share), self.n), self.m - 1), self.m)
+
     def violations(self, mask: Tensor) -> int:
         """The number of groups that keep more than N weights."""
         kept = mask.movedim(1, -1).unflatten(-1, (-1, self.m)).sum(-1)
@@ -106,6 +110,10 @@ class Unstructured:
 
     def best_mask(self, score: Tensor) -> Tensor:
         return keep_best({"": score}, self.sparsity)[""]
+
+    def on_the_way(self, share: float) -> Unstructured:
+        """The same after this share of the way there, each part of which keeps the same share of what was left."""
+        return self if share == 1 else Unstructured(1 - (1 - self.sparsity) ** share, self.spread)
 
     def bounds(self, size: int) -> tuple[int, int]:
         """How many of a layer's weights may be removed: at least, and at most.

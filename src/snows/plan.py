@@ -22,6 +22,7 @@ Names = str | Iterable[str] | None
 # Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.
 _FINISH_TRANSFORMERS: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
 _FINISH_CONVOLUTIONAL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
+_MASK_STEPS = 2
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -57,6 +58,10 @@ class Plan:
     def with_patterns(self, patterns: Mapping[str, Pattern]) -> Plan:
         pruned = tuple(replace(p, pattern=patterns.get(p.layer.parameter, p.pattern)) for p in self.pruned)
         return replace(self, pruned=pruned)
+
+    def on_the_way(self, share: float) -> Plan:
+        """With each layer's pattern after this share of the way to it."""
+        return self.with_patterns({name: pattern.on_the_way(share) for name, pattern in self.patterns.items()})
 
     @property
     def patterns(self) -> dict[str, Pattern]:
@@ -116,7 +121,15 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
     by_name = {"auto": own_choices(graph, device), "paper": paper_choices(graph)}
     named = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     known = {name: by_name[word].get(name) for name, word in named.items() if word in by_name}
-    return recipe.replace(**{name: value for name, value in known.items() if value is not None})
+    chosen = recipe.replace(**{name: value for name, value in known.items() if value is not None})
+    assert isinstance(chosen.sweeps, int)
+    steps = min(_MASK_STEPS, chosen.sweeps) if chosen.mask_steps == "auto" else chosen.mask_steps
+    if steps > chosen.sweeps:
+        raise ArgumentError(
+            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each of these steps is a sweep of its own, so at "
+            "least as many sweeps are expected"
+        )
+    return chosen.replace(mask_steps=steps)
 
 
 def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:

@@ -23,6 +23,9 @@ class Recipe:
     horizon             K, the operations beyond the layer whose outputs are preserved; "auto" and "paper": by the kind
                         of network, from our own measurements or from the paper's table
     sweeps              passes over all layers; from the second on, every other layer is already pruned. "auto": by kind
+    mask_steps          sweeps in which layer-wise methods choose masks, at most `sweeps`: each keeps the same share of
+                        what the one before kept (1:4 in two steps is 2:4 first), and chooses from re-adjusted weights.
+                        "auto": two, where there are two sweeps
     targets             "dense-stream": the dense network's own activations;
                         "dense-weights": dense weights applied to the pruned network's activations (the paper);
                         "auto": by kind
@@ -52,6 +55,7 @@ class Recipe:
 
     horizon: int | Literal["auto", "paper"] = "auto"
     sweeps: int | Literal["auto"] = "auto"
+    mask_steps: int | Literal["auto"] = "auto"
     targets: Literal["auto", "dense-stream", "dense-weights"] = "auto"
     normalization: Normalization = "variance"
     curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "gauss-newton"
@@ -120,11 +124,12 @@ _CHOICES: Mapping[str, tuple[object, ...]] = {
 _NAMED: Mapping[str, tuple[object, ...]] = {
     "horizon": ("auto", "paper"),
     "sweeps": ("auto",),
+    "mask_steps": ("auto",),
     "cg_absolute_tolerance": ("paper",),
     "finish_steps": ("auto",),
     "finish_rate": ("auto",),
 }
-_AT_LEAST_ONE = {"sweeps", "newton_steps", "cg_steps", "product_samples", "minibatch", "finish_batch"}
+_AT_LEAST_ONE = {"sweeps", "mask_steps", "newton_steps", "cg_steps", "product_samples", "minibatch", "finish_batch"}
 _BELOW = {"held_out": 1.0}
 
 
@@ -151,6 +156,7 @@ DEFAULT = Recipe()
 PAPER = Recipe(
     horizon="paper",  # its hyperparameter table, by architecture family
     sweeps=1,  # Algorithm 3
+    mask_steps=1,
     targets="dense-weights",  # Y = f(X, W) on the cascaded inputs X, below Equation (3)
     normalization="mean",  # its code averages each operation's error; its lambda and tolerance are tuned to that
     curvature="hessian",  # "exact Hessian products"

@@ -6,7 +6,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust,
 from snows.curvature import Objective
 from snows.data import load_data
 from snows.errors import StatisticsError
+from snows.masks import Choice
 from snows.models import build_model
 from snows.problem import LayerProblem
 from snows.rows import RowBlocks
@@ -146,6 +147,46 @@ def test_masks_are_chosen_from_dense_inputs_where_weights_are_readjusted(solver:
     found = {each: weights(each) for each in ("auto", "dense", "refitted")}
     same = {each: all(map(torch.equal, found["auto"], found[each])) for each in ("dense", "refitted")}
     assert same == {each: each == reads for each in same}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Magnitude, layer by layer, with a note of what it was asked."""
+
+    asked: list[tuple[str, float]] = field(default_factory=list)
+
+    def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Any) -> Choice:
+        self.asked.append((str(pattern), float((weight != 0).float().mean())))
+        return Choice({name: pattern.best_mask(weight.abs())})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "expected"),
+    [
+        ("1:4", {"recipe": QUICK}, [("2:4", 1.0), ("1:4", 0.5)]),
+        ("2:4", {"recipe": QUICK}, [("3:4", 1.0), ("2:4", 0.75)]),
+        (0.75, {"recipe": QUICK}, [("0.5 uniform", 1.0), ("0.75 uniform", 0.5)]),
+        ("1:4", {"recipe": QUICK.replace(sweeps=3, mask_steps=3)}, [("3:4", 1.0), ("2:4", 0.75), ("1:4", 0.5)]),
+        ("1:4", {"recipe": QUICK.replace(mask_steps=1)}, [("1:4", 1.0)]),
+        ("1:4", {"recipe": QUICK.replace(sweeps=1)}, [("1:4", 1.0)]),
+        ("1:4", {"recipe": QUICK, "solver": None}, [("1:4", 1.0)]),
+    ],
+)
+@pytest.mark.filterwarnings(
+    "ignore:the mask of 2 removes every weight"
+)  # of one of few outputs, where sparsity is high
+def test_layer_methods_reach_the_pattern_in_steps(pattern: Any, options: Any, expected: Any) -> None:
+    """Each step chooses from the weights that the sweep before has re-adjusted."""
+    method = Watched()
+    result = snows.prune(make("mlp"), example("mlp", 40), pattern, mask=method, progress=False, **options)
+    assert method.asked == expected
+    (mask,) = result.masks.values()
+    assert int(mask.sum()) == mask.numel() // (2 if pattern == "2:4" else 4)
+
+
+def test_more_steps_than_sweeps_are_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"mask_steps is 3, sweeps 2; .* at least as many sweeps are expected"):
+        quick("mlp", "1:4", mask="wanda", recipe=QUICK.replace(mask_steps=3))
 
 
 @pytest.mark.parametrize("curvature", ["gauss-newton", "hessian", "fisher"])

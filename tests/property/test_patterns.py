@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,6 +61,23 @@ def test_nm_masks_keep_exactly_n_of_every_m_and_the_best(
     assert pattern.violations(mask) == 0
     assert float(score[mask].sum()) == pytest.approx(best_nm_score(score, pattern.n, pattern.m))
     assert torch.equal(mask, pattern.best_mask(score.clone()))
+
+
+@given(n=st.integers(1, 15), more=st.integers(1, 15), steps=st.integers(1, 6))
+def test_an_nm_pattern_is_reached_in_steps(n: int, more: int, steps: int) -> None:
+    pattern = NM(n, n + more)
+    way = [pattern.on_the_way(step / steps) for step in range(1, steps + 1)]
+    assert way[-1] == pattern
+    assert all(a.n >= b.n and a.m == b.m for a, b in pairwise(way))
+
+
+@given(sparsity=sparsities, steps=st.integers(1, 6))
+def test_a_sparsity_is_reached_in_steps_that_keep_the_same_share(sparsity: float, steps: int) -> None:
+    pattern = Unstructured(sparsity, least=sparsity / 2, most=sparsity)
+    densities = [1.0] + [1 - pattern.on_the_way(step / steps).sparsity for step in range(1, steps + 1)]
+    assert pattern.on_the_way(1) == pattern
+    for before, after in pairwise(densities):
+        assert after / before == pytest.approx((1 - sparsity) ** (1 / steps))
 
 
 def test_violations_counts_groups_that_keep_too_many() -> None:

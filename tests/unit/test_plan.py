@@ -165,6 +165,14 @@ def test_horizons_by_kind_of_network() -> None:
         assert own_choices(captured(name)[1])["horizon"] == 16
 
 
+def test_mask_steps_take_sweeps() -> None:
+    graph = captured("mlp")[1]
+    for sweeps, steps in (("auto", 2), (1, 1), (2, 2), (5, 2)):
+        assert resolve(Recipe(sweeps=sweeps), graph).mask_steps == steps
+    assert resolve(Recipe(), captured("attention")[1]).mask_steps == 1
+    assert resolve(Recipe(mask_steps=3), graph).mask_steps == 3
+
+
 def test_horizons_by_depth_and_image_size() -> None:
     assert [paper_choices(chain(layers))["horizon"] for layers in (39, 40)] == [40, 100]
     small, large = images(127, 128), images(128, 128)

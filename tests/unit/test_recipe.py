@@ -31,8 +31,8 @@ def test_recipes_are_frozen_printable_and_round_trip_through_json(name: str) -> 
 def test_the_paper_as_written() -> None:
     """The values of its hyperparameter table and algorithms; a change of these is no longer the paper."""
     paper = {
-        "horizon": "paper", "sweeps": 1, "targets": "dense-weights", "normalization": "mean", "curvature": "hessian",
-        "start": "masked", "preconditioner": None, "newton_steps": 1, "cg_absolute_tolerance": "paper",
+        "horizon": "paper", "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", "normalization": "mean",
+        "curvature": "hessian", "start": "masked", "preconditioner": None, "newton_steps": 1, "cg_absolute_tolerance": "paper",
         "cg_relative_tolerance": 0.0, "cg_least_gain": 0.0, "damping": 1e-4, "relative_damping": 0.0,
         "precision": "full", "product_samples": None, "finish_steps": 0,
     }  # fmt: skip
@@ -42,6 +42,7 @@ def test_the_paper_as_written() -> None:
 WRONG: dict[str, list[Any]] = {
     "horizon": [-1, 2.5, "deep", None, True, [3]],
     "sweeps": [0, 1.5, "2", None, True],
+    "mask_steps": [0, 1.5, "2", None, True],
     "targets": ["dense", None, 0],
     "normalization": ["none", None, ["sum"]],
     "curvature": ["newton", None, 1],
