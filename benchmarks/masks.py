@@ -120,9 +120,9 @@ def resnet50(
     """
     wanted = [  # whether channels are permuted, with SNOWS or not, and in how many orders
         ("magnitude", "1:4", False, True, seeds), ("obc+exchange", "1:4", True, True, seeds),
-        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("exchange", "1:4", True, True, 1),
-        ("obc", "1:4", False, True, 1), ("obc", "1:4", False, False, 1), ("exchange", "1:4", False, False, 1),
-        ("magnitude", "2:4", False, True, 1), ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1),
+        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("obc", "1:4", False, False, 1),
+        ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1), ("obc", "1:4", False, True, 1),
+        ("exchange", "1:4", False, False, 1), ("exchange", "1:4", True, True, 1),
     ]  # fmt: skip
     runs = [
         {"mask": mask, "pattern": pattern, "permuted": permuted, "snows": snows, "samples": samples, "seed": seed}

@@ -169,11 +169,11 @@ def resnet50() -> str:
     rows = []
     for (pattern, mask, permuted, snows), orders in kinds.items():
         drop, interval = mean(row["drop"] for row in orders), max(row["drop_interval"] for row in orders)
-        plain = kinds[pattern, "magnitude", False, True]
+        plain = kinds.get((pattern, "magnitude", False, True))
         rows.append([
             pattern, mask + (", permuted" if permuted else ""), "yes" if snows else "no", str(len(orders)),
             f"{mean(row['accuracy'] for row in orders):.2f}", f"{drop:.2f} ± {interval:.2f}",
-            _above(orders, plain) if snows and orders is not plain else "",
+            _above(orders, plain) if snows and plain and orders is not plain else "",
             f"{mean(row['kl'] for row in orders):.3f}", f"{median(row['seconds'] for row in orders):.0f} s",
             gibibytes(max(row["peak_memory_bytes"] for row in orders)),
         ])  # fmt: skip

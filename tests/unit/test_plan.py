@@ -169,7 +169,8 @@ def test_mask_steps_take_sweeps() -> None:
     graph = captured("mlp")[1]
     for sweeps, steps in (("auto", 2), (1, 1), (2, 2), (5, 2)):
         assert resolve(Recipe(sweeps=sweeps), graph).mask_steps == steps
-    assert resolve(Recipe(), captured("attention")[1]).mask_steps == 1
+    for other in (captured("attention")[1], images(128, 128)):
+        assert resolve(Recipe(), other).mask_steps == 1
     assert resolve(Recipe(mask_steps=3), graph).mask_steps == 3
 
 

@@ -64,9 +64,11 @@ def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: 
         length = min(_STEPS_BETWEEN_UPDATES, steps - begin)
         for _ in range(length):
             remove_one()
-        left = width - begin - length
+        if begin + length == steps:
+            break
         going.update()
-        if left <= _SHRINK * going.width and begin + length < steps:
+        left = width - begin - length
+        if left <= _SHRINK * going.width:
             going.shrink(left)
             remove_one = Replayed(going.remove_one, rows.device)  # in other memory from here on
     return going.found
@@ -134,6 +136,8 @@ class _Going:
     def shrink(self, left: int) -> None:
         """To the columns that have not gone, as many in each row."""
         here = (~self._gone).nonzero()[:, 1].view(-1, left)
-        self._inverse = self._inverse[self._everyone[:, None, None], here[:, :, None], here[:, None, :]]
+        # Rows, then columns: to index both at once takes index tensors that are larger than what is gathered.
+        self._inverse = self._inverse.gather(1, here[:, :, None].expand(-1, -1, self.width))
+        self._inverse = self._inverse.gather(2, here[:, None, :].expand(-1, left, -1))
         self._weight, self._columns, self._gone = (v.gather(1, here) for v in (self._weight, self._columns, self._gone))
         self._allot()

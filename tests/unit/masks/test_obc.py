@@ -90,6 +90,17 @@ def test_elimination_with_updates_now_and_then(
         assert set((~kept[r]).nonzero().flatten().tolist()) == set(found.order[r, :count].tolist())
 
 
+@pytest.mark.gpu
+def test_elimination_on_a_gpu_is_that_on_a_cpu() -> None:
+    """There a step is recorded, and replayed until the columns are shrunk."""
+    weight, hessian, which = elimination_problem(260)
+    inverse = torch.linalg.inv(hessian)
+    here = eliminate(weight, inverse, which, 195, (4, 3))
+    there = eliminate(weight.cuda(), inverse.cuda(), which.cuda(), 195, (4, 3))
+    assert torch.equal(there.order.cpu(), here.order)
+    torch.testing.assert_close(there.losses.cpu(), here.losses)
+
+
 def test_a_wide_elimination_in_single_precision_costs_little(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, gram = layer("convolution")
     hessians = damped_per_row(weight, gram, 1e-4)
