@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from accuracy import DATA, environment, paired_drop, percent
+from accuracy import DATA, correct, environment, paired_drop, percent
 from networks import load_network, normalization
 from sections import make_parser
 from torch import Tensor
@@ -34,7 +33,7 @@ from torch import Tensor
 import snows
 from snows.budgets import spread_out
 from snows.data import read_npz
-from snows.evaluation import predict
+from snows.evaluation import reference
 from snows.masks import NetworkMethod, as_method
 from snows.memory import memory_limits
 from snows.network import CalibratedNetwork
@@ -56,12 +55,11 @@ class Network:
         parts = [read_npz(shared / "data" / file, mean, std) for file in tests]
         self.test, self.labels = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts if y is not None])
         self.model = load_network(name, shared).to(device)
-        self.scores = predict(self.model, self.test)
-        self.dense = self.right(self.scores)
+        self.scores = reference(self.model, self.test)
+        self.dense = self.outcome(self.model)
 
-    def right(self, scores: Tensor) -> Tensor:
-        """One if an image is classified rightly, else zero."""
-        return (scores.argmax(1) == self.labels).double()
+    def outcome(self, model: torch.nn.Module) -> Tensor:
+        return correct(model, self.test, self.labels)
 
 
 def published(
@@ -88,7 +86,7 @@ def published(
                 choice = method.choose(asked)
                 seconds = time.perf_counter() - began
                 weights = {n: choice.weights.get(n, asked.weights[n]) * mask for n, mask in choice.masks.items()}
-                accuracy = percent(network.right(predict(with_weights(network.model, weights), network.test)))
+                accuracy = percent(network.outcome(with_weights(network.model, weights)))
                 rows[name][str(sparsity)].append(accuracy)
                 print(f"  seed {seed} {name} {sparsity}: {accuracy} ({seconds:.1f} s)", flush=True)
         yield {
@@ -120,9 +118,9 @@ def resnet50(
     """
     wanted = [  # whether channels are permuted, with SNOWS or not, and in how many orders
         ("magnitude", "1:4", False, True, seeds), ("obc+exchange", "1:4", True, True, seeds),
-        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("obc", "1:4", False, False, 1),
-        ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1), ("obc", "1:4", False, True, 1),
-        ("exchange", "1:4", False, False, 1), ("exchange", "1:4", True, True, 1),
+        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("exchange", "1:4", True, True, 1),
+        ("obc", "1:4", False, True, 1), ("obc", "1:4", False, False, 1), ("exchange", "1:4", False, False, 1),
+        ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1),
     ]  # fmt: skip
     runs = [
         {"mask": mask, "pattern": pattern, "permuted": permuted, "snows": snows, "samples": samples, "seed": seed}
@@ -151,13 +149,11 @@ def _prune(network: Network, run: dict[str, Any]) -> dict[str, Any]:
         network.model, network.x[: run["samples"]], run["pattern"], mask=run["mask"], exclude="*downsample*",
         solver="newton" if run["snows"] else None, seed=run["seed"], permute=run["permuted"], progress=False,
     )  # fmt: skip
-    scores = predict(result.model, network.test)
-    right = network.right(scores)
+    right = network.outcome(result.model)
     drop, half_width = paired_drop(network.dense, right[None])
-    log_p, log_q = network.scores.log_softmax(1), scores.log_softmax(1)
     row = {
         **run, "accuracy": percent(right), "drop": drop, "drop_interval": half_width,
-        "kl": round(float(F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")), 4),
+        "kl": round(snows.evaluate(result.model, network.test, dense=network.scores)["kl"], 4),
         "right": "".join(str(int(one)) for one in right),  # image by image: rows are compared in pairs
         "sparsity": result.report.sparsity, "seconds": round(result.report.seconds, 1),
         "peak_memory_bytes": result.report.peak_memory_bytes, "version": snows.__version__,
