@@ -40,9 +40,16 @@ from snows.network import CalibratedNetwork
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.preparation import prepare, with_weights
+from snows.recipe import DEFAULT, PAPER
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
 METHODS = ("magnitude", "woodfisher", "cbs", "chita", "falcon", "cap")
+RECIPES = {  # how far SNOWS goes
+    "no": None,  # the mask's own weights stay
+    "paper": PAPER.replace(precision="auto"),  # the paper's algorithm, its products in bfloat16 on a GPU
+    "cascade": DEFAULT.replace(finish_steps=0),  # without the last stage
+    "yes": DEFAULT,
+}
 
 
 class Network:
@@ -99,7 +106,7 @@ def unstructured(
     shared: Path, device: str, samples: int, seeds: int, done: list[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """SNOWS on magnitude masks; shortcuts, first layer and classifier dense, as in the paper."""
-    always = {"mask": "magnitude", "permuted": False, "snows": True}
+    always = {"mask": "magnitude", "permuted": False, "snows": "yes"}
     runs = [
         {**always, "pattern": str(sparsity), "samples": count, "seed": seed}
         for count in (min(1000, samples), samples)
@@ -114,13 +121,16 @@ def resnet50(
 ) -> Iterator[dict[str, Any]]:
     """Layer methods choose each mask when the layers before it are pruned, and with SNOWS re-adjusted, too.
 
-    The two that are compared in the end take `seeds` orders of the samples, the others one.
+    Those that are compared in the end take `seeds` orders of the samples, the others one.
     """
-    wanted = [  # whether channels are permuted, with SNOWS or not, and in how many orders
-        ("magnitude", "1:4", False, True, seeds), ("obc+exchange", "1:4", True, True, seeds),
-        ("magnitude", "1:4", True, True, 1), ("obc", "1:4", True, True, 1), ("exchange", "1:4", True, True, 1),
-        ("obc", "1:4", False, True, 1), ("obc", "1:4", False, False, 1), ("exchange", "1:4", False, False, 1),
-        ("obc", "2:4", False, True, 1), ("obc", "2:4", False, False, 1),
+    wanted = [  # whether channels are permuted, how far SNOWS goes, and in how many orders
+        ("magnitude", "1:4", False, "yes", seeds), ("obc+exchange", "1:4", True, "yes", seeds),
+        ("magnitude", "1:4", True, "yes", 1), ("obc", "1:4", True, "yes", 1), ("exchange", "1:4", True, "yes", 1),
+        ("obc", "1:4", False, "yes", 1), ("magnitude", "1:4", False, "cascade", seeds),
+        ("obc", "1:4", True, "cascade", seeds), ("obc+exchange", "1:4", True, "cascade", seeds),
+        ("magnitude", "1:4", False, "paper", 1), ("obc", "1:4", False, "paper", 1),
+        ("obc", "1:4", False, "no", 1), ("exchange", "1:4", False, "no", 1), ("obc", "2:4", False, "yes", 1),
+        ("obc", "2:4", False, "no", 1),
     ]  # fmt: skip
     runs = [
         {"mask": mask, "pattern": pattern, "permuted": permuted, "snows": snows, "samples": samples, "seed": seed}
@@ -145,9 +155,11 @@ def _table(
 
 
 def _prune(network: Network, run: dict[str, Any]) -> dict[str, Any]:
+    recipe = RECIPES[run["snows"]]
     result = snows.prune(
         network.model, network.x[: run["samples"]], run["pattern"], mask=run["mask"], exclude="*downsample*",
-        solver="newton" if run["snows"] else None, seed=run["seed"], permute=run["permuted"], progress=False,
+        recipe=recipe or DEFAULT, solver="newton" if recipe else None, seed=run["seed"], permute=run["permuted"],
+        progress=False,
     )  # fmt: skip
     right = network.outcome(result.model)
     drop, half_width = paired_drop(network.dense, right[None])

@@ -159,7 +159,7 @@ PAPER = Recipe(
     mask_steps=1,
     targets="dense-weights",  # Y = f(X, W) on the cascaded inputs X, below Equation (3)
     normalization="mean",  # its code averages each operation's error; its lambda and tolerance are tuned to that
-    curvature="hessian",  # "exact Hessian products"
+    curvature="auto",  # "exact Hessian products"; Gauss-Newton's are these where all is piecewise linear, and cost less
     start="masked",  # Algorithm 2, line 2
     preconditioner=None,  # Algorithm 1
     newton_steps=1,  # Algorithm 2: one step per mini-batch

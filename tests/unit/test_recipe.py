@@ -32,7 +32,7 @@ def test_the_paper_as_written() -> None:
     """The values of its hyperparameter table and algorithms; a change of these is no longer the paper."""
     paper = {
         "horizon": "paper", "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", "normalization": "mean",
-        "curvature": "hessian", "start": "masked", "preconditioner": None, "newton_steps": 1,
+        "curvature": "auto", "start": "masked", "preconditioner": None, "newton_steps": 1,
         "cg_absolute_tolerance": "paper", "cg_relative_tolerance": 0.0, "cg_least_gain": 0.0, "damping": 1e-4,
         "relative_damping": 0.0, "precision": "full", "product_samples": None, "finish_steps": 0,
     }  # fmt: skip
