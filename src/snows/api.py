@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .budgets import spread_out
 from .calibration import Samples
-from .cascade import Event, cascade
+from .cascade import ChooseAll, Event, cascade
 from .cells import describe, digest
 from .errors import ArgumentError, SnowsWarning
 from .estimate import Estimate
@@ -26,7 +26,7 @@ from .journal import Journal
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .memory import Memory, as_bytes, memory_limits, micro_batch_size
 from .network import CalibratedNetwork
-from .patterns import NM, PatternRules
+from .patterns import NM, Pattern, PatternRules
 from .permutation import Permuted, permute_channels
 from .plan import Names, Plan, PlannedLayer, make_plan, resolve
 from .preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
@@ -134,6 +134,8 @@ def prune(
         limits = memory_limits(world.device, budget)
         given, method = _read_mask(mask, rules, world)
         concrete = resolve(chosen, world.graph, world.device.type)
+        if given is not None or solver is None:
+            concrete = concrete.replace(mask_steps=1)
         plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)
         plan.require_layers()
         permuted = _permute(model, world, plan, given, seed) if permute else None
@@ -152,35 +154,31 @@ def prune(
         fitted, judged = world.samples.split(world.samples.count - held_out)
         if concrete.mirror:
             fitted = with_mirrored(fitted).shuffled(seed)
-        choice, plan_of_method = _choose_masks(given, method, world, fitted, plan, seed, journal, limits)
+        choose, plan_of_method = _mask_choice(given, method, world, fitted, plan, seed, journal, limits)
         if solver is None and not isinstance(method, LayerMethod):
-            weights = {
-                name: choice.weights.get(name, world.graph.parameters[name]) * kept
-                for name, kept in choice.masks.items()
-            }
+            dense = world.graph.parameters
+            choice = choose(0, plan_of_method.patterns, dense)
+            choice = Choice(choice.masks, {n: choice.weights.get(n, dense[n]) * m for n, m in choice.masks.items()})
         else:
             size = micro_batch_size(world.graph, plan, fitted.count, concrete, world.device, limits)
-            assert isinstance(concrete.mask_steps, int)
-            mask_steps = concrete.mask_steps if isinstance(method, LayerMethod) else 1
             if solver is not None and world.device.type != "cpu":
-                first = plan.on_the_way(1 / mask_steps)  # which keeps most
                 count = fitted.count + judged.count
-                expected = Estimate(world.graph, first, concrete, limits, world.device, count, size).peak()
+                expected = Estimate(world.graph, plan, concrete, limits, world.device, count, size).peak()
                 say(f"about {expected / 2**30:.1f} GiB of the device's memory will be used")
-            weights = cascade(
+            choice = cascade(
                 world.graph,
                 plan_of_method,
                 cut(fitted, judged, [node.name for node in world.graph.inputs], size),
-                choice,
+                choose,
                 method if isinstance(method, LayerMethod) else None,
-                concrete if solver is not None else concrete.replace(sweeps=1, mask_steps=1),
+                concrete if solver is not None else concrete.replace(sweeps=1),
                 limits,
                 seed,
                 tell,
                 adjust=solver is not None,
                 journal=journal,
             )
-        masks = {planned.layer.parameter: choice.masks[planned.layer.parameter] for planned in plan.pruned}
+        masks, weights = choice.masks, choice.weights
         warn_of_empty_rows(masks)
         finished = None
         if solver is not None and concrete.finish_steps:
@@ -271,7 +269,7 @@ def _permute(model: nn.Module, world: Prepared, plan: Plan, given: dict[str, Ten
     return permute_channels(model, world.graph, plan.patterns, args, kwargs, seed)
 
 
-def _choose_masks(
+def _mask_choice(
     given: dict[str, Tensor] | None,
     method: MaskMethod | None,
     world: Prepared,
@@ -280,28 +278,34 @@ def _choose_masks(
     seed: int,
     journal: Journal,
     limits: Memory,
-) -> tuple[Choice, Plan]:
-    """What is known before the cascade begins, and the plan with each layer's own sparsity."""
+) -> tuple[ChooseAll, Plan]:
+    """How masks of all layers are chosen together, and the plan with each layer's own sparsity."""
     if method is None:
         assert given is not None
         masks = {planned.layer.parameter: given[planned.layer.parameter] for planned in plan.pruned}
         settle_reference(world, masks)
-        return Choice(masks), plan
-    stored = journal.recall_choice() if isinstance(method, NetworkMethod) else None
-    if stored is not None:
-        return stored, plan
-    network = CalibratedNetwork(world.graph, samples, plan.patterns, seed, samples.labels, limits.held)
+        return lambda sweep, patterns, weights: Choice(masks), plan
+
+    def network(patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> CalibratedNetwork:
+        return CalibratedNetwork(world.graph, samples, patterns, seed, samples.labels, limits.held, weights)
+
     together = isinstance(method, NetworkMethod)
-    network.patterns = spread_out(plan.patterns, network, default_spread(method), together)
-    plan = plan.with_patterns(network.patterns)
-    if isinstance(method, NetworkMethod):
-        choice = method.choose(network)
-        missing = [name for name in plan.patterns if name not in choice.masks]
-        if missing:
-            raise ArgumentError(f"the mask method {method!r} gave no mask for {', '.join(missing[:3])}")
-        journal.record_choice(choice)
-        return choice, plan
-    return Choice({}), plan  # a layer method fills it in on the way
+    dense = network(plan.patterns, world.graph.parameters)
+    plan = plan.with_patterns(spread_out(plan.patterns, dense, default_spread(method), together))
+    if not isinstance(method, NetworkMethod):
+        return lambda sweep, patterns, weights: Choice({}), plan  # it fills them in on the way
+
+    def choose(sweep: int, patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> Choice:
+        choice = journal.recall_choice(sweep)
+        if choice is None:
+            choice = method.choose(network(patterns, weights))
+            missing = [name for name in patterns if name not in choice.masks]
+            if missing:
+                raise ArgumentError(f"the mask method {method!r} gave no mask for {', '.join(missing[:3])}")
+            journal.record_choice(sweep, choice)
+        return choice
+
+    return choose, plan
 
 
 def _told(recipe: Recipe, masks: dict[str, Tensor], tell: Callable[[Event], None]) -> Callable[[int], None]:

@@ -18,6 +18,7 @@ from .journal import Entry, Journal
 from .masks import Choice, LayerMethod
 from .masks.layout import working_within
 from .memory import Memory, operations_kept
+from .patterns import Pattern
 from .plan import Plan, PlannedLayer
 from .problem import LayerProblem
 from .recipe import Recipe
@@ -53,11 +54,16 @@ class Event:
         return f"sweep {self.sweep + 1}/{self.sweeps}  {self.layer}"
 
 
+# For a sweep, with patterns for its weights as they are then: masks of all layers, or of none where a layer method
+# chooses them on the way.
+ChooseAll = Callable[[int, Mapping[str, Pattern], Mapping[str, Tensor]], Choice]
+
+
 def cascade(
     graph: Graph,
     plan: Plan,
     batches: Batches,
-    choice: Choice,
+    choose: ChooseAll,
     method: LayerMethod | None,
     recipe: Recipe,
     memory: Memory,
@@ -65,21 +71,21 @@ def cascade(
     tell: Callable[[Event], None],
     adjust: bool = True,
     journal: Journal | None = None,
-) -> dict[str, Tensor]:
-    """Re-adjust every planned layer; returns the new weights by parameter name. Without `adjust`: masks alone.
+) -> Choice:
+    """Re-adjust every planned layer; returns masks and new weights by parameter name. Without `adjust`: masks alone.
 
     Two streams of the same samples run through one graph: the dense one gives targets, the pruned one gives inputs.
     Each layer (or group: query, key and value of an attention) is solved with all layers before it already pruned and,
-    in the first sweep, all behind it still dense. `choice` is what a network method chose; a layer `method` fills it in
-    on the way, in each of the first `mask_steps` sweeps with a sparser pattern. What the `journal` has is not done
-    again: the streams are moved past it when the next layer needs them.
+    in the first sweep, all behind it still dense. For `mask_steps` sweeps patterns grow sparser; where they do, new
+    masks are chosen: all of them by `choose` before the sweep, or each by a layer `method` on the way. What the
+    `journal` has is not done again: the streams are moved past it when the next layer needs them.
     """
     assert isinstance(recipe.sweeps, int)  # resolved by the plan
     assert isinstance(recipe.mask_steps, int)
     journal = journal or Journal()
     dense = graph.parameters
     current = dict(dense)
-    mask_steps = 1 if method is None else recipe.mask_steps
+    choice, arrived = Choice({}), plan
     # Of the dense network's operations: what its own stream gives never changes.
     variances: dict[str, float] = {}
     outputs: list[Values] | None = None
@@ -90,8 +96,11 @@ def cascade(
 
     for sweep in range(recipe.sweeps):
         dense_stream, pruned_stream = streams()
-        new_masks = sweep < mask_steps
-        groups = plan.on_the_way(min(1, (sweep + 1) / mask_steps)).groups
+        before, arrived = arrived, plan.on_the_way(min(1, (sweep + 1) / recipe.mask_steps))
+        new_masks = sweep == 0 or arrived.patterns != before.patterns
+        if new_masks:
+            choice = choose(sweep, arrived.patterns, current)
+        groups = arrived.groups
         for index, group in enumerate(groups):
             layers = [planned.layer for planned in group]
             where = (tuple(layer.name for layer in layers), index, len(groups), sweep, recipe.sweeps)
@@ -128,7 +137,8 @@ def cascade(
             current.update(entry.weights)
             choice.masks.update(entry.masks)
             tell(Event(*where, solve=entry.solve))
-    return {planned.layer.parameter: current[planned.layer.parameter] for planned in plan.pruned}
+    names = [planned.layer.parameter for planned in plan.pruned]
+    return Choice({name: choice.masks[name] for name in names}, {name: current[name] for name in names})
 
 
 def _solve(

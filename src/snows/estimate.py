@@ -84,5 +84,7 @@ class Estimate:
         return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
 
     def _inputs(self, planned: PlannedLayer) -> int:
-        sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.sparsity
+        assert isinstance(self.recipe.mask_steps, int)
+        first_step = 1 / self.recipe.mask_steps  # keeps most
+        sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.on_the_way(first_step).sparsity
         return round((1 - sparsity) * planned.layer.columns)

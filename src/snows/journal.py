@@ -28,8 +28,9 @@ class Journal:
     def record(self, sweep: int, index: int, entry: Entry) -> None:
         pass
 
-    def recall_choice(self) -> Choice | None:
+    def recall_choice(self, sweep: int) -> Choice | None:
+        """Masks of all layers that this sweep began with."""
         return None
 
-    def record_choice(self, choice: Choice) -> None:
+    def record_choice(self, sweep: int, choice: Choice) -> None:
         pass

@@ -30,7 +30,10 @@ _PATCH_BYTES = 1 << 29
 
 
 class CalibratedNetwork:
-    """One model with its calibration samples; implements `masks.Network`. Gradients are computed once and kept."""
+    """One model with its calibration samples; implements `masks.Network`. Gradients are computed once and kept.
+
+    `parameters` are what the network has come to; labels and targets are the dense network's predictions always.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,13 @@ class CalibratedNetwork:
         seed: int,
         labels: Tensor | None = None,
         keep_bytes: int = 0,
+        parameters: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.graph, self.samples, self.seed = graph, samples, seed
+        self.parameters = dict(graph.parameters if parameters is None else parameters)
         self.patterns = dict(patterns)
         self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
-        self.weights = {layer.parameter: graph.parameters[layer.parameter] for layer in self.layers}
+        self.weights = {layer.parameter: self.parameters[layer.parameter] for layer in self.layers}
         self.uses = {layer.parameter: layer.positions for layer in self.layers}
         self._labels_as_given = labels
         self._keep_bytes = keep_bytes
@@ -68,7 +73,7 @@ class CalibratedNetwork:
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         count = min(self.samples.count, _LOSS_SAMPLES)
         targets = self._loss_targets()[:count]
-        parameters = {**self.graph.parameters, **weights}
+        parameters = {**self.parameters, **weights}
         total = 0.0
         with torch.no_grad():
             for begin, end in self._ranges(count):
@@ -89,8 +94,8 @@ class CalibratedNetwork:
         """How far the outputs move with these weights instead of the network's own, relative to their variance."""
         count = min(self.samples.count, _ERROR_SAMPLES)
         if self._outputs is None:
-            self._outputs = self._run(count, self.graph.parameters)
-        moved = self._run(count, {**self.graph.parameters, **weights})
+            self._outputs = self._run(count, self.parameters)
+        moved = self._run(count, {**self.parameters, **weights})
         pairs = list(zip(moved, self._outputs, strict=True))
         return sum(float((a - b).square().mean() / b.var().clamp(min=1e-12)) for a, b in pairs) / len(pairs)
 
@@ -153,10 +158,10 @@ class CalibratedNetwork:
         """
         varies: Callable[[Any], bool] = lambda v: isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
         if any(map(varies, leaves)):
-            return [leaf.detach().requires_grad_() if varies(leaf) else leaf for leaf in leaves], self.graph.parameters
+            return [leaf.detach().requires_grad_() if varies(leaf) else leaf for leaf in leaves], self.parameters
         weights = {layer.parameter for layer in self.graph.layers}
-        tables = {name: p for name, p in self.graph.parameters.items() if name not in weights and varies(p)}
-        return leaves, {**self.graph.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
+        tables = {name: p for name, p in self.parameters.items() if name not in weights and varies(p)}
+        return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
 
     def _ranges(self, count: int) -> Iterator[tuple[int, int]]:
         size = _MICRO_BATCH.get(self.samples_device.type, 100)

@@ -54,8 +54,12 @@ class NM:
         return kept.flatten(-2).movedim(-1, 1).contiguous()
 
     def on_the_way(self, share: float) -> NM:
-        """The pattern after this share of the way there, each part of which keeps the same share of what was left."""
-        return NM(min(max(round(self.m * (self.n / self.m) ** share), self.n), self.m - 1), self.m)
+        """The pattern after this share of the way there, each part of which keeps the same share of what was left.
+
+        Of each group no more than that is kept, so that 1:4 in three steps is 2:4, 1:4, 1:4.
+        """
+        kept = math.floor(self.m * (self.n / self.m) ** share + _ROUNDING)
+        return NM(min(max(kept, self.n), self.m - 1), self.m)
 
     def violations(self, mask: Tensor) -> int:
         """The number of groups that keep more than N weights."""
@@ -113,7 +117,10 @@ class Unstructured:
 
     def on_the_way(self, share: float) -> Unstructured:
         """The same after this share of the way there, each part of which keeps the same share of what was left."""
-        return self if share == 1 else Unstructured(1 - (1 - self.sparsity) ** share, self.spread)
+        if share == 1:
+            return self
+        sparsity, least = (1 - (1 - removed) ** share for removed in (self.sparsity, self.least))
+        return Unstructured(sparsity, self.spread, least=least, most=self.most)
 
     def bounds(self, size: int) -> tuple[int, int]:
         """How many of a layer's weights may be removed: at least, and at most.

@@ -22,6 +22,7 @@ Names = str | Iterable[str] | None
 # Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.
 _FINISH_TRANSFORMERS: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
 _FINISH_CONVOLUTIONAL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
+_EVERY_SWEEP = 1 << 30
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -141,7 +142,7 @@ def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
     large = _takes_large_images(graph)
     last = _last_stage(_FINISH_CONVOLUTIONAL, large, device)
-    size = {"horizon": 4, "mask_steps": 1} if large else {"horizon": 16, "mask_steps": 2}
+    size = {"horizon": 4, "mask_steps": 1} if large else {"horizon": 16, "mask_steps": _EVERY_SWEEP}
     return {"sweeps": 3, "targets": "dense-stream", **size, **last}
 
 

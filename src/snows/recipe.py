@@ -23,9 +23,9 @@ class Recipe:
     horizon             K, the operations beyond the layer whose outputs are preserved; "auto" and "paper": by the kind
                         of network, from our own measurements or from the paper's table
     sweeps              passes over all layers; from the second on, every other layer is already pruned. "auto": by kind
-    mask_steps          sweeps in which layer-wise methods choose masks, at most `sweeps`: each keeps the same share of
-                        what the one before kept (1:4 in two steps is 2:4 first), and chooses from re-adjusted weights.
-                        "auto": by kind
+    mask_steps          sweeps that begin with new masks, at most `sweeps`: each keeps the same share of what the one
+                        before kept (1:4 in two steps is 2:4 first), and chooses from re-adjusted weights. "auto": by
+                        kind; 1 for masks that are given
     targets             "dense-stream": the dense network's own activations;
                         "dense-weights": dense weights applied to the pruned network's activations (the paper);
                         "auto": by kind
@@ -177,7 +177,7 @@ PAPER = Recipe(
 )
 
 # For the embedded network on a laptop: short passes. Chosen on calibration images that the demo does not use.
-EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, cg_steps=3, product_samples=250)
+EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, mask_steps=1, cg_steps=3, product_samples=250)
 
 
 def as_recipe(given: object) -> Recipe:

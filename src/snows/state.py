@@ -26,7 +26,7 @@ from .journal import Entry, Journal
 from .masks import Choice
 from .report import SolveReport
 
-_LAYERS, _START = "layers", "start"
+_LAYERS = "layers"
 _DIGEST = 32  # hexadecimal digits
 _T = TypeVar("_T")
 
@@ -52,11 +52,11 @@ class DiskJournal(Journal):
         solve = {key: None if value != value else value for key, value in dataclasses.asdict(entry.solve).items()}
         self._write(_name(sweep, index), _named(entry.masks, entry.weights), json.dumps(solve))
 
-    def recall_choice(self) -> Choice | None:
-        return self._read(_START, _as_choice)
+    def recall_choice(self, sweep: int) -> Choice | None:
+        return self._read(_start(sweep), _as_choice)
 
-    def record_choice(self, choice: Choice) -> None:
-        self._write(_START, _named(choice.masks, choice.weights), "")
+    def record_choice(self, sweep: int, choice: Choice) -> None:
+        self._write(_start(sweep), _named(choice.masks, choice.weights), "")
 
     def _write(self, name: str, tensors: dict[str, Tensor], note: str) -> None:
         plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
@@ -116,6 +116,10 @@ def _as_choice(tensors: dict[str, Tensor], note: str) -> Choice:
 
 def _name(sweep: int, index: int) -> str:
     return f"sweep{sweep:02d}-layer{index:04d}"
+
+
+def _start(sweep: int) -> str:
+    return f"sweep{sweep:02d}-start"
 
 
 def _digest(data: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,7 +134,8 @@ def test_the_paper_as_written() -> None:
     check(result, make("conv-bn"))
     assert result.report.recipe["start"] == "masked"
     assert all(solve.start == "masked weights" for layer in result.report.layers for solve in layer.solves)
-    assert {layer.solves[0].curvature for layer in result.report.layers} == {"hessian"}
+    assert {layer.solves[0].curvature for layer in result.report.layers} == {"gauss-newton"}  # here it is the Hessian
+    assert {layer.solves[0].curvature for layer in quick("gated", 0.5, recipe="paper").report.layers} == {"hessian"}
     assert [layer.horizon for layer in result.report.layers] == [4, 2]  # K=40, cut at the end of the network
 
 
@@ -151,13 +152,24 @@ def test_masks_are_chosen_from_dense_inputs_where_weights_are_readjusted(solver:
 
 @dataclass(frozen=True)
 class Watched:
-    """Magnitude, layer by layer, with a note of what it was asked."""
+    """Magnitude, with a note of what it was asked."""
 
     asked: list[tuple[float, float]] = field(default_factory=list)  # for which sparsity, and what is left before
 
+    def masks(self, weights: Mapping[str, Tensor], patterns: Mapping[str, Any]) -> Choice:
+        for name, weight in weights.items():
+            self.asked.append((patterns[name].sparsity, float((weight != 0).float().mean())))
+        return Choice({name: patterns[name].best_mask(weight.abs()) for name, weight in weights.items()})
+
+
+class WatchedByLayer(Watched):
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Any) -> Choice:
-        self.asked.append((pattern.sparsity, float((weight != 0).float().mean())))
-        return Choice({name: pattern.best_mask(weight.abs())})
+        return self.masks({name: weight}, {name: pattern})
+
+
+class WatchedTogether(Watched):
+    def choose(self, network: Any) -> Choice:
+        return self.masks(network.weights, network.patterns)
 
 
 @pytest.mark.filterwarnings("ignore:the mask of")  # all weights of one of few outputs may go
@@ -165,21 +177,24 @@ class Watched:
     ("pattern", "options", "expected"),
     [
         ("1:4", {"recipe": QUICK}, [(0.5, 1.0), (0.75, 0.5)]),
-        ("2:4", {"recipe": QUICK}, [(0.25, 1.0), (0.5, 0.75)]),
+        ("2:4", {"recipe": QUICK}, [(0.5, 1.0)]),  # halfway lie 2.8 of 4
+        ("2:4", {"recipe": QUICK.replace(sweeps=3)}, [(0.25, 1.0), (0.5, 0.75)]),
         (0.75, {"recipe": QUICK}, [(0.5, 1.0), (0.75, 0.5)]),
-        ("1:4", {"recipe": QUICK.replace(sweeps=3, mask_steps=3)}, [(0.25, 1.0), (0.5, 0.75), (0.75, 0.5)]),
+        ("1:4", {"recipe": QUICK.replace(sweeps=3)}, [(0.5, 1.0), (0.75, 0.5)]),
+        (0.875, {"recipe": QUICK.replace(sweeps=3)}, [(0.5, 1.0), (0.75, 0.5), (0.875, 0.25)]),
         ("1:4", {"recipe": QUICK.replace(mask_steps=1)}, [(0.75, 1.0)]),
         ("1:4", {"recipe": QUICK.replace(sweeps=1)}, [(0.75, 1.0)]),
         ("1:4", {"recipe": QUICK, "solver": None}, [(0.75, 1.0)]),
     ],
 )
-def test_layer_methods_reach_the_pattern_in_steps(pattern: Any, options: Any, expected: Any) -> None:
+@pytest.mark.parametrize("kind", [WatchedByLayer, WatchedTogether])
+def test_masks_reach_the_pattern_in_steps(kind: type[Watched], pattern: Any, options: Any, expected: Any) -> None:
     """Each step chooses from the weights that the sweep before has re-adjusted."""
-    method = Watched()
+    method = kind()
     result = snows.prune(make("mlp"), example("mlp", 40), pattern, mask=method, progress=False, **options)
     assert method.asked == expected
     (mask,) = result.masks.values()
-    assert int(mask.sum()) == mask.numel() // (2 if pattern == "2:4" else 4)
+    assert int(mask.sum()) == round((1 - expected[-1][0]) * mask.numel())
 
 
 def test_more_steps_than_sweeps_are_refused() -> None:
@@ -221,7 +236,7 @@ def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPat
         return replace(found, weight=start + 4 * (found.weight - start), loss=0.0)
 
     monkeypatch.setattr(adjust, "newton", too_far)
-    report = quick("conv-bn", "2:4").report
+    report = quick("conv-bn", "2:4", recipe=QUICK.replace(mask_steps=1)).report
     solves = [solve for layer in report.layers for solve in layer.solves if "of the way" in solve.kept]
     assert solves
     for solve_report in solves:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from functools import cache
@@ -73,6 +74,22 @@ def test_gradients_are_those_of_single_samples(name: str) -> None:
     for parameter, rows in found.items():
         expected = gradients_by_sample(model, example(name, SAMPLES), labels, parameter)
         torch.testing.assert_close(rows, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_and_loss_are_those_of_the_network_as_it_has_become() -> None:
+    model, graph = captured("residual")
+    labels = given_labels()
+    changed = {name: 0.5 * graph.parameters[name] for name in prunable("residual")}
+    asked = network("residual", labels)
+    now = CalibratedNetwork(graph, asked.samples, asked.patterns, 0, labels, 1 << 20, {**graph.parameters, **changed})
+    other = copy.deepcopy(model)
+    other.load_state_dict(changed, strict=False)
+    for name, rows in now.gradients(100):
+        expected = gradients_by_sample(other, example("residual", SAMPLES), labels, name)
+        torch.testing.assert_close(rows, expected, rtol=1e-9, atol=1e-12)
+    assert now.loss({}) == pytest.approx(asked.loss(changed))
+    assert now.loss({}) != pytest.approx(asked.loss({}))
+    assert all(torch.equal(now.weights[name], weight) for name, weight in changed.items())
 
 
 @pytest.mark.parametrize("name", ["residual", "attention"])

@@ -167,7 +167,7 @@ def test_horizons_by_kind_of_network() -> None:
 
 def test_mask_steps_take_sweeps() -> None:
     graph = captured("mlp")[1]
-    for sweeps, steps in (("auto", 2), (1, 1), (2, 2), (5, 2)):
+    for sweeps, steps in (("auto", 3), (1, 1), (2, 2), (5, 5)):
         assert resolve(Recipe(sweeps=sweeps), graph).mask_steps == steps
     for other in (captured("attention")[1], images(128, 128)):
         assert resolve(Recipe(), other).mask_steps == 1

@@ -49,7 +49,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class NetworkMethod(Protocol):
-    """Chooses all masks together, before the first layer is re-adjusted."""
+    """Chooses all masks together, before a sweep over the layers begins (see `mask_steps` of a recipe)."""
 
     def choose(self, network: Network) -> Choice: ...
 
