@@ -337,7 +337,7 @@ def resume_folder(case: Case) -> None:
     for key, content in files.items():
         case.write(f"resume/{key}", content)
     journal = state.DiskJournal(case.folder / "resume", case.world.settings, torch.device("cpu"))
-    journal.recall_choice()
+    journal.recall_choice(0)
     for index in range(4):
         journal.recall(0, index)
 

@@ -52,8 +52,9 @@ class Memory:
 
     @property
     def chunk(self) -> int:
-        """Of row blocks that are inverted at once: that takes some copies of them, and as much as a pass."""
-        return int(_PASS * self.total) // FACTORING
+        """Of row blocks that are inverted at once: that takes some copies of them, and as much as products, which do not
+        run meanwhile. (A piece of the activations is there all the time.)"""
+        return int(_PRODUCTS * self.total) // FACTORING
 
     @property
     def choosing(self) -> int:
