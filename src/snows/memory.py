@@ -52,8 +52,8 @@ class Memory:
 
     @property
     def chunk(self) -> int:
-        """Of row blocks that are inverted at once: that takes some copies of them, and as much as products, which do not
-        run meanwhile. (A piece of the activations is there all the time.)"""
+        """Of row blocks that are inverted at once: that takes some copies of them, and as much as products, which wait.
+        (A piece of the activations is there all the time.)"""
         return int(_PRODUCTS * self.total) // FACTORING
 
     @property
