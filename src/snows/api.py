@@ -287,7 +287,7 @@ def _mask_choice(
         return lambda sweep, patterns, weights: Choice(masks), plan
 
     def network(patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> CalibratedNetwork:
-        return CalibratedNetwork(world.graph, samples, patterns, seed, samples.labels, limits.held, weights)
+        return CalibratedNetwork(world.graph, samples, patterns, seed, samples.labels, limits.choosing, weights)
 
     together = isinstance(method, NetworkMethod)
     dense = network(plan.patterns, world.graph.parameters)

@@ -58,7 +58,7 @@ class Memory:
 
     @property
     def choosing(self) -> int:
-        """While a method chooses a layer's mask, row by row: as much as a pass, which does not run meanwhile."""
+        """While masks are chosen, for rows or gradients: as much as a pass. Between sweeps, too, much else is held."""
         return int(_PASS * self.total)
 
     def fitting_samples(self, wanted: int, held_bytes: int, piece: int) -> int:

@@ -22,7 +22,6 @@ Names = str | Iterable[str] | None
 # Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.
 _FINISH_TRANSFORMERS: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
 _FINISH_CONVOLUTIONAL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
-_EVERY_SWEEP = 1 << 30
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -123,15 +122,13 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
     known = {name: by_name[word].get(name) for name, word in named.items() if word in by_name}
     chosen = recipe.replace(**{name: value for name, value in known.items() if value is not None})
     assert isinstance(chosen.sweeps, int)
-    assert isinstance(chosen.mask_steps, int)
-    if recipe.mask_steps == "auto":
-        return chosen.replace(mask_steps=min(chosen.mask_steps, chosen.sweeps))
-    if chosen.mask_steps > chosen.sweeps:
+    steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps  # one in every sweep
+    if steps > chosen.sweeps:
         raise ArgumentError(
-            f"recipe: mask_steps is {chosen.mask_steps}, sweeps {chosen.sweeps}; each of these steps is a sweep of its "
-            "own, so at least as many sweeps are expected"
+            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each of these steps is a sweep of its own, so at "
+            "least as many sweeps are expected"
         )
-    return chosen
+    return chosen.replace(mask_steps=steps)
 
 
 def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
@@ -142,7 +139,7 @@ def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
     large = _takes_large_images(graph)
     last = _last_stage(_FINISH_CONVOLUTIONAL, large, device)
-    size = {"horizon": 4, "mask_steps": 1} if large else {"horizon": 16, "mask_steps": _EVERY_SWEEP}
+    size = {"horizon": 4, "mask_steps": 1} if large else {"horizon": 16}
     return {"sweeps": 3, "targets": "dense-stream", **size, **last}
 
 
