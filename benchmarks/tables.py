@@ -165,10 +165,17 @@ def resnet50() -> str:
             pattern, mask + (", permuted" if permuted else ""), STAGES[snows], str(len(orders)),
             f"{mean(row['accuracy'] for row in orders):.2f}", f"{drop:.2f} ± {interval:.2f}",
             _above(orders, plain) if plain and orders is not plain else "",
-            f"{mean(row['kl'] for row in orders):.3f}", f"{median(row['seconds'] for row in orders):.0f} s",
-            gibibytes(max(row["peak_memory_bytes"] for row in orders)),
+            f"{mean(row['kl'] for row in orders):.3f}", *_cost(orders),
         ])  # fmt: skip
     return table(titles, rows, result["environment"]["device"])
+
+
+def _cost(orders: list[Row]) -> tuple[str, str]:
+    """Time and memory, of runs that were not split in two."""
+    whole = [row for row in orders if row["seconds"] is not None]
+    if not whole:
+        return "–", "–"
+    return f"{median(row['seconds'] for row in whole):.0f} s", gibibytes(max(row["peak_memory_bytes"] for row in whole))
 
 
 def _above(orders: list[Row], others: list[Row]) -> str:

@@ -133,7 +133,7 @@ def prune(
         _reset_peak_memory(world.device)
         limits = memory_limits(world.device, budget)
         given, method = _read_mask(mask, rules, world)
-        concrete = resolve(chosen, world.graph, world.device.type)
+        concrete = resolve(chosen, world.graph, world.device.type, rules)
         if given is not None or solver is None:
             concrete = concrete.replace(mask_steps=1)
         plan = make_plan(world.graph, rules, concrete.horizon, layers, exclude, given)

@@ -72,7 +72,7 @@ def inspect(
     rules = PatternRules.parse(pattern)
     world = prepare(model, calibration, device, seed=0)
     count = (samples or world.samples.count) * (2 if chosen.mirror else 1)
-    chosen = resolve(chosen, world.graph, world.device.type)
+    chosen = resolve(chosen, world.graph, world.device.type, rules)
     assert isinstance(chosen.sweeps, int)
     plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, world.samples.count)

@@ -14,7 +14,7 @@ from torch import Tensor
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
 from .graph.operations import is_attention
-from .patterns import Pattern, PatternRules
+from .patterns import NM, Pattern, PatternRules
 from .recipe import Recipe
 from .views import is_image
 
@@ -115,9 +115,9 @@ def _grouped(graph: Graph, pruned: list[PlannedLayer]) -> tuple[PlannedLayer, ..
     return tuple(sorted(named, key=lambda p: order[p.layer.parameter]))
 
 
-def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
-    """The recipe with values for what depends on the kind of network, and of device."""
-    by_name = {"auto": own_choices(graph, device), "paper": paper_choices(graph)}
+def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", patterns: PatternRules | None = None) -> Recipe:
+    """The recipe with values for what depends on the kind of network, of device and of pattern."""
+    by_name = {"auto": own_choices(graph, device, patterns), "paper": paper_choices(graph)}
     named = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     known = {name: by_name[word].get(name) for name, word in named.items() if word in by_name}
     chosen = recipe.replace(**{name: value for name, value in known.items() if value is not None})
@@ -131,16 +131,20 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu") -> Recipe:
     return chosen.replace(mask_steps=steps)
 
 
-def own_choices(graph: Graph, device: str = "cpu") -> dict[str, Any]:
-    """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
+def own_choices(graph: Graph, device: str = "cpu", patterns: PatternRules | None = None) -> dict[str, Any]:
+    """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md).
+
+    Where nothing is said of `mask_steps`, each sweep is one.
+    """
     if _has_attention(graph):
         pictures = any(is_image(node.meta.get("val")) for node in graph.inputs)
         last = _last_stage(_FINISH_TRANSFORMERS, pictures, device)
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
     large = _takes_large_images(graph)
     last = _last_stage(_FINISH_CONVOLUTIONAL, large, device)
-    size = {"horizon": 4, "mask_steps": 1} if large else {"horizon": 16}
-    return {"sweeps": 3, "targets": "dense-stream", **size, **last}
+    choices = {"horizon": 4 if large else 16, "sweeps": 3, "targets": "dense-stream", **last}
+    groups = patterns is not None and any(isinstance(pattern, NM) for _, pattern in patterns.rules)
+    return {**choices, "mask_steps": 1} if large and groups else choices
 
 
 def _last_stage(choices: dict[str, Any], wanted: bool, device: str) -> dict[str, Any]:

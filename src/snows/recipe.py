@@ -25,7 +25,7 @@ class Recipe:
     sweeps              passes over all layers; from the second on, every other layer is already pruned. "auto": by kind
     mask_steps          sweeps that begin with new masks, at most `sweeps`: each keeps the same share of what the one
                         before kept (1:4 in two steps is 2:4 first), and chooses from re-adjusted weights. "auto": by
-                        kind; 1 for masks that are given
+                        kind and pattern; 1 for masks that are given
     targets             "dense-stream": the dense network's own activations;
                         "dense-weights": dense weights applied to the pruned network's activations (the paper);
                         "auto": by kind

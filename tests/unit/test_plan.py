@@ -169,9 +169,16 @@ def test_mask_steps_take_sweeps() -> None:
     graph = captured("mlp")[1]
     for sweeps, steps in (("auto", 3), (1, 1), (2, 2), (5, 5)):
         assert resolve(Recipe(sweeps=sweeps), graph).mask_steps == steps
-    for other in (captured("attention")[1], images(128, 128)):
-        assert resolve(Recipe(), other).mask_steps == 1
     assert resolve(Recipe(mask_steps=3), graph).mask_steps == 3
+    assert resolve(Recipe(), captured("attention")[1]).mask_steps == 1
+
+
+def test_groups_of_large_images_take_one_step() -> None:
+    for pattern, of_small, of_large in (("2:4", 3, 1), ("0.7", 3, 3), ("0.7, head=2:4", 3, 1)):
+        rules = PatternRules.parse(pattern)
+        steps = [resolve(Recipe(), images(side, side), patterns=rules).mask_steps for side in (32, 128)]
+        assert steps == [of_small, of_large]
+    assert resolve(Recipe(mask_steps=2), images(128, 128), patterns=PatternRules.parse("2:4")).mask_steps == 2
 
 
 def test_horizons_by_depth_and_image_size() -> None:
