@@ -199,7 +199,7 @@ def prune(
     report.device, report.peak_memory_bytes = _device_facts(world.device)
     report.expected_memory_bytes = expected
     report.warnings = list(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, SnowsWarning)))
-    report.seconds = time.perf_counter() - began
+    report.seconds, report.recalled_solves = time.perf_counter() - began, journal.recalled
     for warning in caught:
         warnings.warn(warning.message, warning.category, stacklevel=2)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())

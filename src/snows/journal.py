@@ -22,6 +22,8 @@ class Entry:
 class Journal:
     """Remembers nothing: every layer is to be done."""
 
+    recalled = 0  # solves that were not done again
+
     def recall(self, sweep: int, index: int) -> Entry | None:
         return None
 

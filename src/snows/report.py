@@ -90,7 +90,8 @@ class Report:
     dense_layers: list[DenseLayer] = field(default_factory=list)
     finish: FinishReport | None = None
     network_weights: int = 0  # all weights of the model, biases and norms included
-    seconds: float = 0.0
+    seconds: float = 0.0  # of this call
+    recalled_solves: int = 0  # of an earlier call, which `resume` found: they took none of these seconds
     peak_memory_bytes: int | None = None  # of the accelerator; not measured on a CPU
     expected_memory_bytes: int | None = None  # what the peak was estimated to be, before the run
     warnings: list[str] = field(default_factory=list)
@@ -162,6 +163,8 @@ def _html(report: Report) -> str:
         ["device", report.device],
         ["seconds", f"{report.seconds:.1f}"],
     ]
+    if report.recalled_solves:
+        facts.append(["solves of an earlier call, not in these seconds", report.recalled_solves])
     if report.finish is not None:
         losses = f"{report.finish.loss_before:.4g} -> {report.finish.loss:.4g}"
         facts.append(["last stage, loss of held-out samples", f"{losses} in {report.finish.steps} steps"])

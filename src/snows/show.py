@@ -31,6 +31,8 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
+    if report.recalled_solves:
+        console.print(f"  {report.recalled_solves} solves were finished before and are not in this time")
     rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
     if rejected:
         solves = sum(len(layer.solves) for layer in report.layers)

@@ -46,6 +46,8 @@ class DiskJournal(Journal):
         found = self._read(_name(sweep, index), _as_entry)
         if found is None:
             self.damaged = True  # nothing behind a gap is trusted
+        else:
+            self.recalled += 1
         return found
 
     def record(self, sweep: int, index: int, entry: Entry) -> None:

@@ -21,6 +21,7 @@ from torch import nn
 import snows
 from snows import Event, Recipe, Result
 from snows.errors import InputError, SnowsWarning
+from snows.show import print_prune
 
 RECIPE = Recipe(horizon=2, sweeps=2, cg_steps=3)
 NETWORK = """
@@ -88,12 +89,19 @@ def test_a_run_stopped_after_any_layer_ends_the_same(mask: str, tmp_path: Path) 
         ]
 
 
-def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
+def test_what_is_finished_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = run(tmp_path / "state")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "state").rglob("*") if file.is_file()}
     again = run(tmp_path / "state")
     assert same(first, again)
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "state").rglob("*") if file.is_file()}
+    solves = sum(len(layer.solves) for layer in first.report.layers)
+    assert (first.report.recalled_solves, again.report.recalled_solves) == (0, solves)
+    for report, said in ((first.report, False), (again.report, True)):
+        report.to_html(tmp_path / "report.html")
+        assert ("of an earlier call" in (tmp_path / "report.html").read_text()) == said
+        print_prune(report, None, as_json=False, quiet=False)
+        assert (f"{solves} solves were finished before" in capsys.readouterr().out) == said
 
 
 @pytest.mark.parametrize(
