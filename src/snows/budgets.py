@@ -11,6 +11,7 @@ measured  by a dynamic program over what each layer's pruning was measured to do
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .blocks import damped
+from .errors import SnowsWarning
 from .masks.layout import as_rows, from_rows, least_squares
 from .patterns import NM, Pattern, Spread, Unstructured, keep_best
 
@@ -27,6 +29,7 @@ _OWL_RANGE = 0.08  # of sparsities, to either side
 _LEVELS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.975, 0.99)
 _BUCKETS = 10_000
 _DAMPING = 1e-4
+_MUCH = 0.5  # from here on depthwise layers suffer
 
 
 class Measured(Protocol):
@@ -61,12 +64,27 @@ def spread_out(
         if spread == "global" and ranks_together:
             result |= dict.fromkeys(names, replace(pattern, spread="global"))
             continue
+        if pattern.spread is None and spread == "uniform":
+            _warn_of_depthwise(pattern, [network.weights[name].shape for name in names])
         counts = _RULES[spread](pattern, {name: network.weights[name] for name in names}, network)
         for name, count in zip(names, counts, strict=True):
             # a tiny layer may go as a whole; a sparsity is below 1, and this one still rounds to all of them
             sparsity = min(count / network.weights[name].numel(), math.nextafter(1, 0))
             result[name] = Unstructured(sparsity, "uniform", most=1.0)
     return result
+
+
+def _warn_of_depthwise(pattern: Unstructured, shapes: Sequence[torch.Size]) -> None:
+    """Nobody asked for the same share of every layer: few weights are in depthwise layers, and each of them counts."""
+    depthwise = [shape for shape in shapes if len(shape) > 2 and shape[1] == 1]
+    if depthwise and len(depthwise) < len(shapes) and pattern.sparsity >= _MUCH:
+        fewest = min(shape[1:].numel() for shape in depthwise)
+        warnings.warn(
+            f"'{pattern}' takes the same share of every layer, also of {len(depthwise)} depthwise ones, which have as "
+            f"few as {fewest} weights for an output; '{pattern} global' spares them, '{pattern} uniform' means it",
+            SnowsWarning,
+            stacklevel=2,
+        )
 
 
 def apportion(ideal: Sequence[float], sizes: Sequence[int], bounds: Sequence[tuple[int, int]], total: int) -> list[int]:

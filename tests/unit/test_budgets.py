@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
@@ -145,6 +146,27 @@ LAYERS = {"small": (4, 6), "conv": (8, 4, 3, 3), "wide": (20, 40)}
 def test_uniform_is_the_same_share_of_every_layer() -> None:
     gone = spread(FakeMeasured(LAYERS), Unstructured(0.75, "uniform"))
     assert gone == {"small": 18, "conv": 216, "wide": 600}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shapes", "warned"),
+    [
+        (Unstructured(0.7), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1), "c": (8, 1, 5, 5)}, True),
+        (Unstructured(0.7, "uniform"), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # meant
+        (Unstructured(0.7, "global"), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),
+        (Unstructured(0.3), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # little
+        (Unstructured(0.7), {"a": (8, 1, 3, 3)}, False),  # nothing else to take it from
+        (Unstructured(0.7), {"a": (8, 2, 3, 3), "b": (8, 1)}, False),  # not depthwise
+    ],
+)
+def test_the_same_share_of_depthwise_layers_is_worth_a_warning(
+    pattern: Unstructured, shapes: Shapes, warned: bool
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spread(FakeMeasured(shapes), pattern)
+    words = "of 2 depthwise ones, which have as few as 9 weights for an output; '0.7 global' spares them"
+    assert [words in str(warning.message) for warning in caught] == [True] * warned
 
 
 def test_global_is_the_magnitude_of_all_together() -> None:
