@@ -22,7 +22,7 @@ from .errors import ArgumentError, SnowsWarning
 from .estimate import Estimate
 from .finish import Finish
 from .given import given_masks, settle_reference, warn_of_empty_rows
-from .journal import Journal
+from .journal import Journal, laid_out
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .memory import Memory, as_bytes, memory_limits, micro_batch_size
 from .network import CalibratedNetwork
@@ -302,6 +302,7 @@ def _mask_choice(
             missing = [name for name in patterns if name not in choice.masks]
             if missing:
                 raise ArgumentError(f"the mask method {method!r} gave no mask for {', '.join(missing[:3])}")
+            choice = Choice(laid_out(choice.masks), laid_out(choice.weights))
             journal.record_choice(sweep, choice)
         return choice
 

@@ -14,7 +14,7 @@ from .adjust import Solved, Turn, solve_layer
 from .errors import SnowsWarning
 from .graph import Graph
 from .graph.segment import Values
-from .journal import Entry, Journal
+from .journal import Entry, Journal, laid_out
 from .masks import Choice, LayerMethod
 from .masks.layout import working_within
 from .memory import Memory, operations_kept
@@ -153,13 +153,13 @@ def _solve(
 ) -> Entry:
     """The problem's layers, re-adjusted from these weights; or masked, and that is all."""
     names = [layer.parameter for layer in problem.layers]
-    masks = {name: all_masks[name] for name in names}
-    masked = {name: weights[name] * mask for name, mask in masks.items()}
+    masks = laid_out({name: all_masks[name] for name in names})
+    masked = laid_out({name: weights[name] * mask for name, mask in masks.items()})
     if not adjust:
         return Entry(masked, masks, _mask_only(turn.sweep, time.perf_counter() - began))
     pack, unpack = problem.packing.pack, problem.packing.unpack
     solved = solve_layer(problem, pack(list(masked.values())), pack(list(masks.values())), recipe, memory, turn)
-    new = dict(zip(names, unpack(solved.weight), strict=True))
+    new = laid_out(dict(zip(names, unpack(solved.weight), strict=True)))
     return Entry(new, masks, _solve_report(solved, turn.sweep, time.perf_counter() - began))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,6 +18,11 @@ class Entry:
     weights: dict[str, Tensor]
     masks: dict[str, Tensor]
     solve: SolveReport
+
+
+def laid_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As they come back from a file: sums over another layout round otherwise, so a resumed run would end elsewhere."""
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 class Journal:

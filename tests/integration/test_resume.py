@@ -21,7 +21,9 @@ from torch import nn
 import snows
 from snows import Event, Recipe, Result
 from snows.errors import InputError, SnowsWarning
+from snows.journal import Entry
 from snows.show import print_prune
+from snows.state import DiskJournal
 
 RECIPE = Recipe(horizon=2, sweeps=2, cg_steps=3)
 NETWORK = """
@@ -75,18 +77,50 @@ def same(one: Result, two: Result) -> bool:
 
 
 @pytest.mark.parametrize("mask", ["magnitude", "obc", "woodfisher"])
-def test_a_run_stopped_after_any_layer_ends_the_same(mask: str, tmp_path: Path) -> None:
-    whole = run(None, mask=mask)
-    layers = len(whole.report.layers) * 2
+@pytest.mark.parametrize("sweeps", [2, 3])  # 2:4 at once, and by way of 3:4: then the second sweep has new masks
+def test_a_run_stopped_after_any_layer_ends_the_same(mask: str, sweeps: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"mask": mask, "recipe": RECIPE.replace(sweeps=sweeps)}
+    whole = run(None, **options)
+    layers = len(whole.report.layers) * sweeps
     for stop in range(1, layers, 2):
         folder = tmp_path / str(stop)
         with pytest.raises(StopError):
-            run(folder, stop_after(stop), mask=mask)
-        resumed = run(folder, mask=mask)
+            run(folder, stop_after(stop), **options)
+        resumed = run(folder, **options)
         assert same(resumed, whole)
         assert [[s.loss for s in y.solves] for y in resumed.report.layers] == [
             [s.loss for s in y.solves] for y in whole.report.layers
         ]
+
+
+@pytest.mark.parametrize("mask", ["magnitude", "obc"])
+def test_what_is_recalled_is_laid_out_as_what_was_recorded(
+    mask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums over another layout round otherwise, and a later sweep may choose other masks by that."""
+    recorded: list[Entry] = []
+    recalled: list[Entry | None] = []
+    record, recall = DiskJournal.record, DiskJournal.recall
+
+    def see_record(self: DiskJournal, sweep: int, index: int, entry: Entry) -> None:
+        recorded.append(entry)
+        record(self, sweep, index, entry)
+
+    def see_recall(self: DiskJournal, sweep: int, index: int) -> Entry | None:
+        recalled.append(recall(self, sweep, index))
+        return recalled[-1]
+
+    monkeypatch.setattr(DiskJournal, "record", see_record)
+    run(tmp_path / "state", mask=mask)
+    monkeypatch.setattr(DiskJournal, "recall", see_recall)
+    run(tmp_path / "state", mask=mask)
+
+    assert recorded
+    assert len(recalled) == len(recorded)
+    for before, after in zip(recorded, recalled, strict=True):
+        assert after is not None
+        for one, two in ((before.weights, after.weights), (before.masks, after.masks)):
+            assert {name: t.stride() for name, t in one.items()} == {name: t.stride() for name, t in two.items()}
 
 
 def test_what_is_finished_is_not_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
