@@ -26,8 +26,8 @@ from networks import load_network, normalization
 from torch import Tensor, nn
 
 import snows
-from snows.data import read_npz
-from snows.evaluation import predict
+from snows.data.sources import read_npz
+from snows.evaluation.classes import predict
 from snows.recipe import DEFAULT, PAPER, Recipe
 
 HERE = Path(__file__).parent

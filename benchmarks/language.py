@@ -29,7 +29,7 @@ from accuracy import HERE, environment
 from torch import Tensor
 
 import snows
-from snows.preparation import capturing_once
+from snows.data.preparation import capturing_once
 from snows.recipe import DEFAULT, Recipe
 
 PATTERNS = ("2:4", "0.5")

@@ -31,15 +31,15 @@ from sections import make_parser
 from torch import Tensor
 
 import snows
-from snows.budgets import spread_out
-from snows.data import read_npz
-from snows.evaluation import reference
+from snows.data.preparation import prepare, with_weights
+from snows.data.sources import read_npz
+from snows.devices.memory import memory_limits
+from snows.evaluation.classes import reference
 from snows.masks import NetworkMethod, as_method
-from snows.memory import memory_limits
-from snows.network import CalibratedNetwork
-from snows.patterns import PatternRules
+from snows.masks.statistics import CalibratedNetwork
+from snows.patterns.base import PatternRules
+from snows.patterns.budgets import spread_out
 from snows.plan import make_plan
-from snows.preparation import prepare, with_weights
 from snows.recipe import DEFAULT, PAPER
 
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from snows.data import read_npz
-from snows.embedded.resnet20 import ResNet20
+from snows.data.embedded.resnet20 import ResNet20
+from snows.data.sources import read_npz
 
 
 class Bottleneck(nn.Module):

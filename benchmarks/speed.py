@@ -40,14 +40,14 @@ from tables import growth_table
 from torch import Tensor, nn
 
 import snows
-from snows.adjust import curvature_kind, derivative_precision, solve_layer
-from snows.data import read_npz
-from snows.patterns import PatternRules
+from snows.data.preparation import prepare
+from snows.data.sources import read_npz
+from snows.data.streams import Stream, cut
+from snows.patterns.base import PatternRules
 from snows.plan import make_plan
-from snows.preparation import prepare
-from snows.problem import LayerProblem
 from snows.recipe import DEFAULT, PAPER, Recipe
-from snows.streams import Stream, cut
+from snows.solve.layer import curvature_kind, derivative_precision, solve_layer
+from snows.solve.problem import LayerProblem
 
 LAYERS = {  # early, middle, late
     "resnet20": ("layer1.0.conv2", "layer2.1.conv1", "layer3.2.conv1"),
@@ -202,7 +202,7 @@ def _timed(bench: Bench, name: str, x: Tensor, layer: str, recipe: Recipe, repea
     while len(seconds) < max(repeats, 1) and not (seconds and seconds[0] > LONG):
         taken = {"solve": 0.0}
         timed = _added_to(taken, "solve", solve_layer, bench.device)
-        with mock.patch("snows.cascade.solve_layer", timed):
+        with mock.patch("snows.solve.cascade.solve_layer", timed):
             (solve,) = bench.prune(name, x, "1:4", recipe, layers=layer).report.layers[0].solves
         seconds.append(taken["solve"])
     return round(statistics.median(seconds), 4), solve.loss
@@ -256,13 +256,13 @@ def _seconds(work: Callable[[], object], device: str, repeats: int = 10) -> floa
 
 PROFILED: dict[str, tuple[str, ...]] = {  # none is called by another
     "capture, samples to the device": ("snows.api.prepare",),
-    "streams, the dense network's outputs": ("snows.streams.Stream.advance", "snows.graph.Graph.outputs_of"),
-    "second moments": ("snows.problem.LayerProblem.moments", "snows.problem.LayerProblem.gram"),
-    "closed form and its factors": ("snows.adjust.RowBlocks", "snows.rows.RowBlocks.refit"),
-    "losses": ("snows.curvature.Objective.loss",),
-    "gradients": ("snows.curvature.Objective.loss_and_gradient",),
-    "Jacobians": ("snows.curvature.Objective.product",),
-    "CG with its products": ("snows.solver.conjugate_gradient",),
+    "streams, the dense network's outputs": ("snows.data.streams.Stream.advance", "snows.graph.Graph.outputs_of"),
+    "second moments": ("snows.solve.problem.LayerProblem.moments", "snows.solve.problem.LayerProblem.gram"),
+    "closed form and its factors": ("snows.solve.layer.RowBlocks", "snows.solve.least_squares.RowBlocks.refit"),
+    "losses": ("snows.solve.objective.Objective.loss",),
+    "gradients": ("snows.solve.objective.Objective.loss_and_gradient",),
+    "Jacobians": ("snows.solve.objective.Objective.product",),
+    "CG with its products": ("snows.solve.newton.conjugate_gradient",),
 }
 
 

@@ -24,7 +24,7 @@ from sections import Row, Section, make_parser, measure_rows
 from torch import Tensor, nn
 
 import snows
-from snows.data import read_npz
+from snows.data.sources import read_npz
 from snows.recipe import DEFAULT, Recipe
 
 ALL = "qkv,out,mlp"
@@ -64,11 +64,11 @@ def _class_token_error(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 PARTS: dict[str, dict[str, Any]] = {  # what is taken out of the last stage, or put otherwise
-    "last stage, images as they are": {"snows.finish.random_views": lambda images, generator: images},
+    "last stage, images as they are": {"snows.solve.distill.random_views": lambda images, generator: images},
     "last stage, biases and norms as they are": {"snows.graph.graph.Graph.vectors": []},
-    "last stage, outputs alone": {"snows.finish._OUTPUT_SHARE": 1.0},
-    "last stage, outputs and operations by half": {"snows.finish._OUTPUT_SHARE": 0.5},
-    "last stage, class token as much as all patches": {"snows.finish._error": _class_token_error},
+    "last stage, outputs alone": {"snows.solve.distill._OUTPUT_SHARE": 1.0},
+    "last stage, outputs and operations by half": {"snows.solve.distill._OUTPUT_SHARE": 0.5},
+    "last stage, class token as much as all patches": {"snows.solve.distill._error": _class_token_error},
     "last stage, a tenth of the steps": {"snows.plan._FINISH_STEPS": 150},
 }
 SIZES = {  # width, depth, heads; K of the paper's tables; blocks to time; memory

@@ -10,6 +10,7 @@ on one machine and one version of torch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import sys
@@ -62,8 +63,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)
-        query, key, value = (part(y).unflatten(-1, (2, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
-        y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        heads = (part(y).unflatten(-1, (2, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        y = nn.functional.scaled_dot_product_attention(*heads, is_causal=self.causal)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
 
@@ -120,7 +121,7 @@ def tiny(name: str, count: int, pattern: Any, **options: Any) -> dict[str, Tenso
 
 @run
 def demo() -> dict[str, Tensor]:
-    from snows.cli import app
+    from snows.cli.commands import app
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
@@ -223,7 +224,9 @@ def language() -> dict[str, Tensor]:
 def given_masks() -> dict[str, Tensor]:
     model = made(Convolutional)
     draw = torch.Generator().manual_seed(3)
-    masks = {name: torch.rand(model.state_dict()[name].shape, generator=draw) < 0.4 for name in ("3.weight", "8.weight")}
+    masks = {
+        name: torch.rand(model.state_dict()[name].shape, generator=draw) < 0.4 for name in ("3.weight", "8.weight")
+    }
     return weights_of(snows.prune(model, images(96), mask=masks, progress=False))
 
 
@@ -251,7 +254,7 @@ def tight_memory() -> dict[str, Tensor]:
 
 @run
 def resumed() -> dict[str, Tensor]:
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     seen: list[object] = []
@@ -259,14 +262,12 @@ def resumed() -> dict[str, Tensor]:
     def stop(event: object) -> None:
         seen.append(event)
         if len(seen) == 9:
-            raise Stop
+            raise StopError
 
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"mask": "sparsegpt", "resume": Path(folder) / "run"}
-        try:
+        with contextlib.suppress(StopError):
             snows.prune(made(Convolutional), images(96), 0.8, progress=stop, **options)
-        except Stop:
-            pass
         return pruned(Convolutional, images(96), 0.8, **options)
 
 

@@ -44,15 +44,19 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import snows
-from snows import cli, compact, setting, state, storage
-from snows.cells import CELLS, Folder
-from snows.data import DataConfig, load_data
-from snows.given import given_masks
-from snows.memory import as_bytes
-from snows.patterns import PatternRules
+from snows.cli import commands as cli
+from snows.cli import request as setting
+from snows.data import compact
+from snows.data.preparation import prepare
+from snows.data.sources import DataConfig, load_data
+from snows.devices.memory import as_bytes
+from snows.masks.given import given_masks
+from snows.patterns.base import PatternRules
 from snows.plan import make_plan
-from snows.preparation import prepare
 from snows.recipe import DEFAULT, Recipe
+from snows.results import disk_journal as state
+from snows.results import storage
+from snows.results.folder import CELLS, Folder
 
 SECONDS_OF_A_CASE = 20
 MEMORY = 1 << 30
@@ -508,7 +512,7 @@ def _run_command(words: list[str], folder: Path) -> None:
     def stop(*_: Any, **__: Any) -> Any:
         raise snows.InputError("the work would begin here")
 
-    places = ["api.prune", "bakeoff.compare", "evaluation.evaluate", "inspection.inspect"]
+    places = ["api.prune", "evaluation.comparison.compare", "evaluation.classes.evaluate", "evaluation.inspection.inspect"]
     before = Path.cwd()
     show = warnings.showwarning
     os.chdir(folder)

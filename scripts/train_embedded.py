@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-from snows.embedded.resnet20 import ResNet20
+from snows.data.embedded.resnet20 import ResNet20
 
 MEAN, STD = 0.2860, 0.3530  # of the 60,000 training images
 

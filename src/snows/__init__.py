@@ -15,12 +15,12 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Result, prune
-    from .attention import attention_map
-    from .bakeoff import compare
-    from .cascade import Event
-    from .evaluation import evaluate
-    from .inspection import inspect
-    from .language import perplexity, token_windows
+    from .evaluation.attention import attention_map
+    from .evaluation.classes import evaluate
+    from .evaluation.comparison import compare
+    from .evaluation.inspection import inspect
+    from .evaluation.language import perplexity, token_windows
+    from .evaluation.transfer import linear_probe
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -34,41 +34,41 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns import NM, Unstructured
+    from .patterns.base import NM, Unstructured
     from .recipe import Recipe
-    from .storage import load
-    from .transfer import linear_probe
-    from .verification import verify
+    from .results.storage import load
+    from .results.verification import verify
+    from .solve.cascade import Event
 
 _HOME = {
     "ALPS": "masks.alps",
     "CAP": "masks.cap",
     "CBS": "masks.cbs",
     "CHITA": "masks.chita",
-    "Event": "cascade",
+    "Event": "solve.cascade",
     "Exchange": "masks.exchange",
     "FALCON": "masks.falcon",
     "Magnitude": "masks.magnitude",
-    "NM": "patterns",
+    "NM": "patterns.base",
     "OBC": "masks.obc",
     "Random": "masks.random",
     "Recipe": "recipe",
     "Result": "api",
     "SparseGPT": "masks.sparsegpt",
-    "Unstructured": "patterns",
+    "Unstructured": "patterns.base",
     "Wanda": "masks.wanda",
     "WoodFisher": "masks.woodfisher",
-    "attention_map": "attention",
+    "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
-    "compare": "bakeoff",
-    "evaluate": "evaluation",
-    "inspect": "inspection",
-    "linear_probe": "transfer",
-    "load": "storage",
-    "perplexity": "language",
+    "compare": "evaluation.comparison",
+    "evaluate": "evaluation.classes",
+    "inspect": "evaluation.inspection",
+    "linear_probe": "evaluation.transfer",
+    "load": "results.storage",
+    "perplexity": "evaluation.language",
     "prune": "api",
-    "token_windows": "language",
-    "verify": "verification",
+    "token_windows": "evaluation.language",
+    "verify": "results.verification",
 }
 
 __all__ = [

@@ -14,30 +14,30 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .budgets import spread_out
-from .calibration import Samples
-from .cascade import ChooseAll, Event, cascade
-from .cells import describe, digest
+from .data.preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
+from .data.samples import Samples
+from .data.streams import cut
+from .devices.memory import Memory, as_bytes, memory_limits, micro_batch_size
 from .errors import ArgumentError, SnowsWarning
-from .estimate import Estimate
-from .finish import Finish
-from .given import given_masks, settle_reference, warn_of_empty_rows
-from .journal import Journal, laid_out
+from .listeners.progress import ProgressBar
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
-from .memory import Memory, as_bytes, memory_limits, micro_batch_size
-from .network import CalibratedNetwork
-from .patterns import NM, Pattern, PatternRules
-from .permutation import Permuted, permute_channels
+from .masks.given import given_masks, settle_reference, warn_of_empty_rows
+from .masks.statistics import CalibratedNetwork
+from .patterns.base import NM, Pattern, PatternRules
+from .patterns.budgets import spread_out
+from .patterns.permutation import Permuted, permute_channels
 from .plan import Names, Plan, PlannedLayer, make_plan, resolve
-from .preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
-from .probe import SAMPLES, first_samples
-from .progress import ProgressBar
 from .recipe import Recipe, as_recipe
-from .report import DenseLayer, LayerReport, Report, SolveReport
-from .state import open_journal
-from .streams import cut
+from .results.disk_journal import open_journal
+from .results.folder import describe, digest
+from .results.journal import Journal, laid_out
+from .results.probe import SAMPLES, first_samples
+from .results.report import DenseLayer, LayerReport, Report, SolveReport
+from .solve.augment import with_mirrored
+from .solve.cascade import ChooseAll, Event, cascade
+from .solve.distill import Finish
+from .solve.estimate import Estimate
 from .version import __version__
-from .views import with_mirrored
 
 _PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did
 
@@ -59,7 +59,7 @@ class Result:
         compact  store kept weights only (model.compact.safetensors, which `snows.load` expands)
         force    replace a folder that holds another saved result, and nothing else
         """
-        from .storage import save
+        from .results.storage import save
 
         return save(self, Path(directory), compact, force)
 

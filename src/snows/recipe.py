@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .curvature import Normalization
 from .errors import ArgumentError
+from .solve.objective import Normalization
 
 SCHEMA = 1
 _LEAST_HELD_OUT = 8

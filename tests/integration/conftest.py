@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from snows.cli import main
+from snows.cli.commands import main
 
 
 class Outcome(NamedTuple):

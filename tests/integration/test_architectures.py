@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from snows import NM, InputError, Recipe, inspect, prune
-from snows.inspection import Inspection
-
-from ..libraries import library
+from snows.evaluation.inspection import Inspection
+from tests.libraries import library
 
 SAMPLES = 8
 CLASSES = 10

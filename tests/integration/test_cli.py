@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import snows
-from snows.models import build_model
-from snows.storage import read_state
+from snows.data.models import build_model
+from snows.results.storage import read_state
 
 from .conftest import Outcome, Snows, assert_error
 
@@ -145,7 +145,7 @@ PRUNE = ("prune", "net.py:model", "--data", "net.py:calibration", "--recipe", "f
 
 
 def test_help_is_instant() -> None:
-    code = "import sys, snows.cli; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, snows.cli.commands; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
     for words in (("--help",), ("prune", "--help")):
         outcome = process(*words)
@@ -409,7 +409,7 @@ def test_npz_files(run: Snows, tmp_path: Path) -> None:
 
 
 def test_npz_pixels_are_normalized(tmp_path: Path) -> None:
-    from snows.data import DataConfig, load_data
+    from snows.data.sources import DataConfig, load_data
 
     np.savez(tmp_path / "xy.npz", x=pictures(), y=np.arange(12))
     data = load_data(f"npz:{tmp_path / 'xy.npz'}", 8, 3, DataConfig((0.5, 0.4, 0.3), (0.1, 0.2, 0.3)))
@@ -605,7 +605,7 @@ def test_a_failure_while_saving_leaves_nothing(run: Snows, tmp_path: Path, monke
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("snows.report.Report.to_html", full)
+    monkeypatch.setattr("snows.results.report.Report.to_html", full)
     assert_error(run(*PRUNE, "--quiet", "--out", tmp_path / "out"), 1, "No space left on device")
     assert not list(tmp_path.iterdir())
 

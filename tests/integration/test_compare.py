@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
-from snows.bakeoff import plan_cells
-from snows.cli import _split_patterns
-from snows.comparison import Comparison, ComparisonInterrupted, Row
+from snows.cli.commands import _split_patterns
+from snows.evaluation.comparison import plan_cells
+from snows.evaluation.table import Comparison, ComparisonInterrupted, Row
 from snows.masks.wanda import Wanda
+from tests.networks import example, make
 
-from ..networks import example, make
 from .conftest import Outcome, Snows, assert_error
 from .test_cli import FAST, NET
 
@@ -175,7 +175,7 @@ def test_memory_is_bounded_as_in_prune(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(memory)
         return snows.prune(*arguments, memory=memory, **options)
 
-    monkeypatch.setattr("snows.bakeoff.prune", watched)
+    monkeypatch.setattr("snows.evaluation.comparison.prune", watched)
     found = compare(memory="64 MiB")
     assert found.settings["memory"] == 64 << 20
     assert set(given) == {64 << 20}
@@ -218,7 +218,7 @@ def test_wrong_input(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def work(*_: Any, **__: Any) -> NoReturn:
         raise AssertionError("nothing should be pruned")
 
-    monkeypatch.setattr("snows.bakeoff.prune", work)
+    monkeypatch.setattr("snows.evaluation.comparison.prune", work)
     kind, words, options = WRONG[case]
     with pytest.raises(kind, match=words):
         compare(**options, out=tmp_path / "out")
@@ -271,8 +271,8 @@ def test_a_folder_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyte
     assert {name: after[name] for name in before} == before
 
     # nothing is left to do; nor is anything captured or evaluated
-    monkeypatch.setattr("snows.bakeoff.prepare", None)
-    monkeypatch.setattr("snows.bakeoff.evaluate", None)
+    monkeypatch.setattr("snows.evaluation.comparison.prepare", None)
+    monkeypatch.setattr("snows.evaluation.comparison.evaluate", None)
     third = compare(masks=("magnitude", again), out=out)
     assert (third.reused, third.rows) == (4, resumed.rows)
 
@@ -333,7 +333,7 @@ def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
 
     compare(out=tmp_path)
     before = content(tmp_path)
-    monkeypatch.setattr("snows.files.os.replace", full)
+    monkeypatch.setattr("snows.results.files.os.replace", full)
     with pytest.raises(InputError, match="No space left on device"):
         compare(masks=("wanda",), out=tmp_path)
     assert content(tmp_path) == before
@@ -456,7 +456,7 @@ def test_an_interruption_of_the_command(run: Snows, tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         return snows.prune(*given, **options)
 
-    monkeypatch.setattr("snows.bakeoff.prune", interrupted)
+    monkeypatch.setattr("snows.evaluation.comparison.prune", interrupted)
     words = (*COMPARE, "net.py:labelled", "--mask", "magnitude")
     bare = run(*words)
     assert bare.status == 130

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 import snows
-from snows import embedded
-from snows.data import load_data
-from snows.models import build_model
+from snows.data import embedded
+from snows.data.models import build_model
+from snows.data.sources import load_data
 
 
 def test_the_embedded_images_are_enough() -> None:

@@ -15,12 +15,12 @@ from torch.nn.utils import prune as torch_prune
 
 import snows
 from snows import ArgumentError, InputError, SnowsWarning
-from snows.given import given_masks
-from snows.models import build_model
-from snows.preparation import Prepared, prepare
-from snows.storage import fill, read_state
+from snows.data.models import build_model
+from snows.data.preparation import Prepared, prepare
+from snows.masks.given import given_masks
+from snows.results.storage import fill, read_state
+from tests.networks import example, make
 
-from ..networks import example, make
 from .conftest import Snows
 
 SAMPLES = 32

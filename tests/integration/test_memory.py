@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 import snows
-from snows import adjust, cascade, disk, rows, streams
-from snows.curvature import Objective
-from snows.masks.layout import bytes_at_once
-from snows.memory import Memory, _host_bytes, as_bytes, memory_limits, operations_kept
-from snows.patterns import PatternRules
+from snows.data import streams
+from snows.data.streams import Stream
+from snows.devices import offload as disk
+from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits, operations_kept
+from snows.linalg.rows import bytes_at_once
+from snows.patterns.base import PatternRules
 from snows.plan import make_plan
-from snows.streams import Stream
-
-from ..networks import captured, example, make
+from snows.solve import cascade
+from snows.solve import layer as adjust
+from snows.solve import least_squares as rows
+from snows.solve.objective import Objective
+from tests.networks import captured, example, make
 
 RECIPE = snows.Recipe(horizon=2, sweeps=2, cg_steps=3)
 SAMPLES = 40

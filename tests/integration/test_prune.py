@@ -16,18 +16,20 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import snows
-from snows import ArgumentError, CaptureError, InputError, SnowsWarning, adjust, api, memory, preparation
-from snows.curvature import Objective
-from snows.data import load_data
+from snows import ArgumentError, CaptureError, InputError, SnowsWarning, api
+from snows.data import preparation
+from snows.data.models import build_model
+from snows.data.sources import load_data
+from snows.devices import memory
 from snows.errors import StatisticsError
 from snows.masks import Choice
-from snows.models import build_model
-from snows.problem import LayerProblem
-from snows.rows import RowBlocks
-from snows.solver import Newton, NewtonOutcome
-
-from ..networks import NETWORKS, example, make
-from ..oracles import KStepLoss
+from snows.solve import layer as adjust
+from snows.solve.least_squares import RowBlocks
+from snows.solve.newton import Newton, NewtonOutcome
+from snows.solve.objective import Objective
+from snows.solve.problem import LayerProblem
+from tests.networks import NETWORKS, example, make
+from tests.oracles import KStepLoss
 
 SAMPLES = 24
 QUICK = snows.Recipe(horizon=3, sweeps=2, cg_steps=5)

@@ -20,10 +20,10 @@ from torch import nn
 
 import snows
 from snows import Event, Recipe, Result
+from snows.cli.tables import print_prune
 from snows.errors import InputError, SnowsWarning
-from snows.journal import Entry
-from snows.show import print_prune
-from snows.state import DiskJournal
+from snows.results.disk_journal import DiskJournal
+from snows.results.journal import Entry
 
 RECIPE = Recipe(horizon=2, sweeps=2, cg_steps=3)
 NETWORK = """

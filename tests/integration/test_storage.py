@@ -18,9 +18,8 @@ from torch import nn
 import snows
 from snows import InputError
 from snows.recipe import Recipe
-from snows.storage import read_state
-
-from ..networks import call_arguments, example, make
+from snows.results.storage import read_state
+from tests.networks import call_arguments, example, make
 
 SAMPLES = 16
 QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=3)
@@ -232,7 +231,9 @@ def test_a_failure_leaves_nothing_behind(
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("snows.storage.save_file" if step == "save_file" else "snows.report.Report.to_html", full)
+    monkeypatch.setattr(
+        "snows.results.storage.save_file" if step == "save_file" else "snows.results.report.Report.to_html", full
+    )
     if there:
         (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match=r"^cannot write to .*out: No space left on device$"):

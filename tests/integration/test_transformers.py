@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import snows
-from snows.models import build_model, random_inputs
+from snows.data.models import build_model, random_inputs
+from tests.libraries import library
+from tests.transformers import VOCABULARY, Language, build, token_samples
 
-from ..libraries import library
-from ..transformers import VOCABULARY, Language, build, token_samples
 from .conftest import Outcome, Snows, assert_error
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +134,7 @@ class TinyForImageClassification:
 
 
 def pretend(config: Config) -> ModuleType:
-    """What `snows.models` takes of transformers."""
+    """What `snows.data.models` takes of transformers."""
 
     def builder(kind: str) -> Any:
         def build_it(*arguments: Any, **options: Any) -> nn.Module:

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 
 import snows
 from snows import InputError, SnowsError, verify
-from snows.compact import pack_masks
-from snows.embedded import MODEL
-from snows.storage import file_facts, read_json, read_state, read_tensors, render_manifest
+from snows.data.compact import pack_masks
+from snows.data.embedded import MODEL
+from snows.results.storage import file_facts, read_json, read_state, read_tensors, render_manifest
+from snows.results.verification import Verification
+from tests.networks import example, make
 
-from ..networks import example, make
 from .conftest import Snows
 
 QUICK = snows.Recipe(horizon=2, sweeps=1, cg_steps=3)
@@ -74,7 +75,7 @@ def test_a_saved_result_holds(name: str, compact: bool, tmp_path: Path) -> None:
     folder = found.save(tmp_path / "out", compact=compact)
     checked = verify(folder, make(name))
     assert checked.ok
-    assert checked == snows.verification.Verification((), (), 6, len(found.masks))
+    assert checked == Verification((), (), 6, len(found.masks))
 
 
 @pytest.mark.parametrize("compact", [False, True])
@@ -133,13 +134,13 @@ def test_the_probe_is_a_few_samples_and_the_answers_of_the_pruned_model(result: 
 
 
 def test_the_recorded_name_of_a_library_is_built(tmp_path: Path) -> None:
-    from snows import embedded
+    from snows.data import embedded
 
     model = embedded.model()
     images = torch.randn(4, 1, 28, 28)
     found = snows.prune(model, images, "2:4", solver=None, progress=False, layers="layer3*")
     folder = replace(found, source=MODEL).save(tmp_path / "out")
-    assert verify(folder) == snows.verification.Verification((), (), 6, len(found.masks))
+    assert verify(folder) == Verification((), (), 6, len(found.masks))
 
 
 def test_infinite_buffers_are_a_note(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_infinite_buffers_are_a_note(tmp_path: Path) -> None:
             self.register_buffer("causal", torch.full((2, 2), -torch.inf))
 
     folder = snows.prune(Masked().eval(), example("mlp", 16), "2:4", solver=None, progress=False).save(tmp_path / "out")
-    assert verify(folder, Masked()) == snows.verification.Verification((), ("causal has infinite values",), 6, 1)
+    assert verify(folder, Masked()) == Verification((), ("causal has infinite values",), 6, 1)
 
 
 # Damaged files

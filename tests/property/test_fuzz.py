@@ -19,14 +19,15 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import snows
-from snows import probe, state, storage
-from snows.calibration import check_seed
-from snows.cells import Folder
-from snows.cli import main
-from snows.data import DataConfig, load_data
-from snows.patterns import PatternRules
+from snows.cli.commands import main
+from snows.cli.request import Setting, _read_config
+from snows.data.samples import check_seed
+from snows.data.sources import DataConfig, load_data
+from snows.patterns.base import PatternRules
 from snows.recipe import Recipe
-from snows.setting import Setting, _read_config
+from snows.results import disk_journal as state
+from snows.results import probe, storage
+from snows.results.folder import Folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from fuzz import TARGETS, Fuzz, fuzzing

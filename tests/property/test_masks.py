@@ -24,9 +24,8 @@ from snows.masks.random import Random
 from snows.masks.sparsegpt import SparseGPT
 from snows.masks.wanda import Wanda
 from snows.masks.woodfisher import WoodFisher
-from snows.patterns import NM, Pattern, Unstructured
-
-from ..masks import FakeNetwork
+from snows.patterns.base import NM, Pattern, Unstructured
+from tests.masks import FakeNetwork
 
 LAYER_METHODS = [Wanda(), SparseGPT(), SparseGPT(block=3), OBC(), ALPS(steps=30), Exchange("wanda")]
 WITHOUT_NM = [CBS(tries=3, passes=3), CHITA(), CHITA(steps=5, block=None), CHITA(steps=5, block=7), FALCON()]

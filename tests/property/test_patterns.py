@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from snows.budgets import spread_out
 from snows.errors import ArgumentError
 from snows.masks import as_method, best_masks, default_spread
 from snows.masks.magnitude import Magnitude
 from snows.masks.random import Random
 from snows.masks.wanda import Wanda
-from snows.patterns import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
-
-from ..masks import FakeNetwork
-from ..oracles import best_nm_score, best_unstructured_score
+from snows.patterns.base import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
+from snows.patterns.budgets import spread_out
+from tests.masks import FakeNetwork
+from tests.oracles import best_nm_score, best_unstructured_score
 
 seeds = st.integers(0, 2**31 - 1)
 sparsities = st.floats(0.01, 0.99)

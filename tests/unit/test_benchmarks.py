@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 import snows
-
-from ..libraries import library
+from tests.libraries import library
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

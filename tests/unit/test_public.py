@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import snows
-from snows.cli import app
+from snows.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_importing_is_quick_and_touches_no_accelerator() -> None:
     code = (
-        "import sys, snows, snows.cli; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules\n"
+        "import sys, snows, snows.cli.commands; assert 'torch' not in sys.modules; assert 'numpy' not in sys.modules\n"
         "snows.prune; import snows.api, torch; assert not torch.cuda.is_initialized()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,9 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, InputError
+from .functional import made_plain
 from .graph import Graph
 from .layers import Layer, find_layers, layer_name
-from .operations import (
+from .operators import (
     BILINEAR,
     CONVOLUTION,
     LINEAR,
@@ -28,7 +29,6 @@ from .operations import (
     aten,
     is_attention,
 )
-from .plain import made_plain
 from .segment import SampleLayout
 
 _CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension

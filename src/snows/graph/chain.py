@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node, map_arg
 
-from ..linear import differentiate
+from .autodiff import differentiate
 from .convolution import Arguments, convolve, input_gradient, spread_arguments, weight_gradient
-from .operations import ADDITION, ELEMENTWISE, LINEAR, LINEAR_ALONE, PLAIN_CONVOLUTION, RELU, SCALING, SHIFT_AND_SCALE
+from .operators import ADDITION, ELEMENTWISE, LINEAR, LINEAR_ALONE, PLAIN_CONVOLUTION, RELU, SCALING, SHIFT_AND_SCALE
 
 Push = Callable[..., Tensor]
 Pull = Callable[[Tensor], Sequence[Tensor]]

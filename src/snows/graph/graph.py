@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from .layers import Layer
-from .operations import (
+from .operators import (
     ADDITION,
     CONVOLUTION,
     ELEMENTWISE,

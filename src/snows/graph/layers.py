@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from .operations import CONVOLUTION, LINEAR
+from .operators import CONVOLUTION, LINEAR
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from .chain import Chain, Linearization
 from .convolution import convolution
 from .layers import Layer
-from .operations import PLAIN_CONVOLUTION
+from .operators import PLAIN_CONVOLUTION
 
 Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..patterns import NM, Pattern, keep_best
+from ..patterns.base import NM, Pattern, keep_best
 
 Reads = Literal["auto", "dense", "pruned", "refitted"]
 

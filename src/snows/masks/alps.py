@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..blocks import damped
-from ..patterns import Pattern
+from ..linalg.gram import damped
+from ..linalg.rows import as_rows, from_rows, least_squares
+from ..patterns.base import Pattern
 from . import Choice, Reads
-from .layout import as_rows, from_rows, least_squares
 
 _STEPS_BETWEEN_CHANGES = 3
 

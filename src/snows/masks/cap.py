@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..patterns import NM, Pattern
+from ..linalg.rows import inverse
+from ..patterns.base import NM, Pattern
 from . import Choice, Network, best_masks
 from .elimination import Elimination, eliminate
 from .fisher import fisher_blocks
-from .layout import inverse
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..patterns import NM
+from ..patterns.base import NM
 from . import Choice, Network, best_masks, require_unstructured
 from .fisher import joint_update, slices
 

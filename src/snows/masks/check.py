@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, InputError
-from ..patterns import NM, Pattern, Unstructured
+from ..patterns.base import NM, Pattern, Unstructured
 from . import Choice, MaskMethod, NetworkMethod, Reads, as_method
 
 _SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "grouped": (6, 4, 3, 1), "depthwise": (8, 1, 3, 3)}

@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..blocks import damped, inverted
 from ..errors import ArgumentError, InputError
-from ..patterns import NM, Pattern
+from ..linalg.gram import damped, inverted
+from ..linalg.rows import as_rows, bytes_at_once, from_rows, least_squares
+from ..patterns.base import NM, Pattern
 from . import NAMES, Choice, LayerMethod, Reads, as_method
-from .layout import as_rows, bytes_at_once, from_rows, least_squares
 
 _BEFORE_ANEW = 64  # exchanges of each row
 _COPIES = 6  # of kept x all columns, while tableaus begin

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ..patterns import Unstructured, ranks_within
+from ..patterns.base import Unstructured, ranks_within
 from . import Choice, Network, best_masks, require_unstructured
 from .chita import CHITA
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..blocks import CHUNK_BYTES
+from ..linalg.gram import CHUNK_BYTES
 
 
 class FisherBlock:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..blocks import damped
-from ..patterns import NM, Pattern
+from ..linalg.gram import damped
+from ..linalg.rows import as_rows, from_rows, inverse, least_squares
+from ..patterns.base import NM, Pattern
 from . import Choice, Reads
 from .elimination import eliminate
-from .layout import as_rows, from_rows, inverse, least_squares
 
 _WIDE = 2048  # beyond this many columns the elimination runs in single precision
 

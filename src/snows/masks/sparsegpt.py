@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..blocks import damped
-from ..patterns import NM, Pattern, keep_best
+from ..linalg.gram import damped
+from ..linalg.rows import as_rows, from_rows, inverse
+from ..patterns.base import NM, Pattern, keep_best
 from . import Choice, Reads
-from .layout import as_rows, from_rows, inverse
 
 
 @dataclass(frozen=True)

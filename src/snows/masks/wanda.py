@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..patterns import NM, Pattern
+from ..patterns.base import NM, Pattern
 from . import Choice, Reads
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from snows.masks.cap import CAP
-from snows.patterns import NM, Unstructured
-
-from ...masks import FakeNetwork, best_fit, fisher_of, greedy
+from snows.patterns.base import NM, Unstructured
+from tests.masks import FakeNetwork, best_fit, fisher_of, greedy
 
 CAP_LAYERS = {"a": (3, 4), "b": (2, 4, 1, 3), "c": (5, 7)}
 CAP_WIDTHS = {"a": 6, "b": 6, "c": 5}  # the next divisor of 12, 24, 35 from 5 on

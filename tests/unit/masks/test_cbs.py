@@ -13,9 +13,8 @@ from torch import Tensor
 from snows.masks.cbs import CBS, _Swaps
 from snows.masks.fisher import slices
 from snows.masks.magnitude import Magnitude
-from snows.patterns import Unstructured
-
-from ...masks import TWO_LAYERS, FakeNetwork, fisher_of
+from snows.patterns.base import Unstructured
+from tests.masks import TWO_LAYERS, FakeNetwork, fisher_of
 
 
 def model_cost(network: FakeNetwork, masks: Mapping[str, Tensor]) -> float:

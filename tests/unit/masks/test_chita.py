@@ -12,9 +12,8 @@ from torch import Tensor
 from snows.masks.chita import CHITA, _Regression
 from snows.masks.fisher import slices
 from snows.masks.magnitude import Magnitude
-from snows.patterns import Unstructured
-
-from ...masks import TWO_LAYERS, FakeNetwork
+from snows.patterns.base import Unstructured
+from tests.masks import TWO_LAYERS, FakeNetwork
 
 
 def objective(network: FakeNetwork, weights: Mapping[str, Tensor], damping: float) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snows.errors import ArgumentError, InputError
-from snows.masks import layout
+from snows.linalg import rows as layout
 from snows.masks.alps import ALPS
 from snows.masks.cbs import CBS
 from snows.masks.chita import CHITA
@@ -19,9 +19,8 @@ from snows.masks.magnitude import Magnitude
 from snows.masks.obc import OBC
 from snows.masks.random import Random
 from snows.masks.sparsegpt import SparseGPT
-from snows.patterns import NM, Pattern, Unstructured
-
-from ...masks import TWO_LAYERS, FakeNetwork, layer
+from snows.patterns.base import NM, Pattern, Unstructured
+from tests.masks import TWO_LAYERS, FakeNetwork, layer
 
 BOTH_WAYS = [CHITA(steps=40, block=None), CBS(least_gain=0.0)]
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 import snows
 from snows.errors import ArgumentError, InputError
-from snows.masks import as_method, exchange, layout
+from snows.linalg import rows as layout
+from snows.masks import as_method, exchange
 from snows.masks.alps import ALPS
 from snows.masks.exchange import Exchange
 from snows.masks.obc import OBC
-from snows.patterns import NM, Pattern, Unstructured
-
-from ...masks import best_fit, damped_per_row, each_layer, fit_all, groups_of, layer, squared_error
+from snows.patterns.base import NM, Pattern, Unstructured
+from tests.masks import best_fit, damped_per_row, each_layer, fit_all, groups_of, layer, squared_error
 
 
 def error_of(row: np.ndarray, hessian: np.ndarray, kept: np.ndarray) -> float:

@@ -11,9 +11,8 @@ import torch
 from snows.errors import ArgumentError
 from snows.masks.chita import CHITA
 from snows.masks.falcon import FALCON, two_budgets
-from snows.patterns import Unstructured
-
-from ...masks import TWO_LAYERS, FakeNetwork
+from snows.patterns.base import Unstructured
+from tests.masks import TWO_LAYERS, FakeNetwork
 
 
 def best_under_both(value: list[float], cost: list[float], count: int, work: float) -> float:

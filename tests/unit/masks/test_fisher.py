@@ -12,9 +12,8 @@ from snows.masks.chita import CHITA
 from snows.masks.falcon import FALCON
 from snows.masks.fisher import FisherBlock, joint_update, slices
 from snows.masks.woodfisher import WoodFisher
-from snows.patterns import Unstructured
-
-from ...masks import TWO_LAYERS, FakeNetwork, fisher_of
+from snows.patterns.base import Unstructured
+from tests.masks import TWO_LAYERS, FakeNetwork, fisher_of
 
 
 @pytest.mark.parametrize(("samples", "width"), [(6, 11), (15, 7), (1, 4)])

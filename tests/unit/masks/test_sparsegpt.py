@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.masks import layout
+from snows.linalg import rows as layout
 from snows.masks.sparsegpt import SparseGPT
-from snows.patterns import NM, Pattern
-
-from ...masks import damped_per_row, each_layer, layer
+from snows.patterns.base import NM, Pattern
+from tests.masks import damped_per_row, each_layer, layer
 
 
 def test_the_factor_of_the_inverse_holds_the_inverses_of_all_tails() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from snows.masks.wanda import Wanda
-from snows.patterns import NM, Pattern
-
-from ...masks import each_layer, groups_of, layer
+from snows.patterns.base import NM, Pattern
+from tests.masks import each_layer, groups_of, layer
 
 
 @each_layer

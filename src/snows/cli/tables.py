@@ -1,0 +1,148 @@
+"""Results as tables on the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ..evaluation.inspection import Inspection
+    from ..evaluation.table import Comparison
+    from ..results.report import Report
+    from ..results.verification import Verification
+
+
+def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(report.to_json())
+        return
+    if quiet:
+        return
+    console = make_console()
+    if report.evaluation:
+        console.print(evaluation_table(report.evaluation, None))
+    console.print(
+        f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
+        f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
+    )
+    if report.recalled_solves:
+        console.print(f"  {report.recalled_solves} solves were finished before and are not in this time")
+    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
+    if rejected:
+        solves = sum(len(layer.solves) for layer in report.layers)
+        console.print(
+            f"  {rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
+        )
+    if report.permutation:
+        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
+        console.print(f"  channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}")
+    for layer in report.dense_layers:
+        console.print(f"  left dense: {layer.name}: {layer.reason}")
+    if out is None:
+        console.print("Nothing was saved: pass --out DIR to keep the result.")
+    else:
+        console.print(f"Saved to {out}")
+
+
+def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
+    titles = {
+        "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity", "agreement": "agreement",
+        "kl": "KL to dense",
+    }  # fmt: skip
+    table = Table(title=None if samples is None else f"{samples} samples")
+    table.add_column("network")
+    columns = [key for key in titles if key in rows[0]]
+    for key in columns:
+        table.add_column(titles[key], justify="right")
+    for row in rows:
+        table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
+    return table
+
+
+def _figure(key: str, value: float) -> str:
+    if key in ("top1", "top5", "agreement"):
+        return f"{value:.2%}"
+    return f"{value:.2f}" if key == "perplexity" else f"{value:.4f}"
+
+
+def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:
+    if as_json or markdown:
+        print(found.to_json() if as_json else found.to_markdown().rstrip())
+        return
+    if quiet:
+        return
+    console = make_console()
+    titles, rows = found.table()
+    left_out = _too_wide(titles, rows, console.width)
+    shown = [index for index, title in enumerate(titles) if title not in left_out]
+    table = Table()
+    for index in shown:
+        table.add_column(titles[index], justify="right" if index > 2 else "left", overflow="fold")
+    for row, after in itertools.zip_longest(rows, rows[1:]):
+        table.add_row(*(row[index] for index in shown), end_section=after is not None and after[0] != row[0])
+    console.print(table)
+    for failure in found.failed:
+        console.print(f"  failed: {failure.name}: {failure.error}")
+    console.print(found.summary)
+    if left_out:
+        console.print(f"Too wide for this terminal: {', '.join(left_out)}; --markdown and --json show them.")
+    if found.reused:
+        console.print(f"{found.reused} of {len(found.pruned)} were there already.")
+
+
+def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """Columns to leave out, the least telling first, so that the others fit. Long names are folded."""
+    longest = [max(len(row[index]) for row in [titles, *rows]) for index in range(len(titles))]
+    needed = sum(min(size, 20) + 3 for size in longest) + 1
+    left_out: list[str] = []
+    for title in ("top-5", "loss", "KL", "agreement") if "top-1" in titles else ():
+        if needed > width and title in titles:
+            needed -= longest[titles.index(title)] + 3
+            left_out.append(title)
+    return left_out
+
+
+def print_inspection(found: Inspection) -> None:
+    console = make_console()
+    table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
+    for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
+        table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
+    for layer in found.layers:
+        if layer.pattern is not None:
+            memory, seconds = f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s"
+            shape = "x".join(map(str, layer.shape))
+            table.add_row(layer.name, shape, layer.pattern, str(layer.horizon), layer.curvature, memory, seconds)
+    console.print(table)
+    for layer in found.layers:
+        if layer.pattern is None:
+            console.print(f"  left dense: {layer.name} ({'x'.join(map(str, layer.shape))}): {layer.reason}")
+    console.print(
+        f"estimates for {found.sweeps} sweep{'s' if found.sweeps != 1 else ''}: "
+        f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
+        + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
+    )
+
+
+def print_verification(directory: Path, found: Verification, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(json.dumps({"ok": found.ok, **dataclasses.asdict(found)}, indent=2))
+        return
+    if quiet:
+        return
+    for finding in found.findings:
+        print(finding)
+    for note in found.notes:
+        print(f"note: {note}")
+    if found.ok:
+        print(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
+
+
+def make_console() -> Console:
+    """Names of layers and files are printed as they are, not read as markup."""
+    return Console(markup=False, highlight=False)

@@ -1,0 +1,203 @@
+"""Before a run: a copy of the caller's model to work on, its samples and its graph. The original is never touched.
+
+Models may come with masks of their own. A module of torch.nn.utils.prune holds the dense weight (`weight_orig`) beside
+its mask; one of NVIDIA's ASP (apex.contrib.sparsity) holds the masked weight, its mask (`__weight_mma_mask`) and, where
+masks may be recomputed, the removed values (`__weight_mma_pruned_p`). Such a model is captured as it computes, with its
+masks applied. Layers whose mask is given, by the model itself or otherwise, then take their dense weights: these are
+the reference that the kept weights are re-adjusted to. Under a mask that is chosen anew, the network is taken as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune as torch_prune
+
+from ..errors import ArgumentError, InputError, SnowsWarning
+from ..graph import Graph, capture
+from ..results.storage import mask_names, stowed_name
+from .samples import Samples, read_samples
+
+_EXAMPLE_SAMPLES = 8
+
+# Capture, attention kernels, warnings and random states are a process's, not a thread's.
+ONE_AT_A_TIME = threading.RLock()
+
+
+@dataclass(frozen=True)
+class OwnMask:
+    """A mask that the model came with, and the weight before it: the dense one, where the model still holds it."""
+
+    kept: Tensor
+    dense: Tensor
+
+
+@dataclass(frozen=True)
+class Prepared:
+    graph: Graph
+    samples: Samples
+    device: torch.device
+    own_masks: dict[str, OwnMask]  # by parameter name
+
+    def take_dense(self, names: Iterable[str]) -> None:
+        """Make the dense weights the reference in these layers, where the model came with them."""
+        for name in self.own_masks.keys() & set(names):
+            masked = self.graph.parameters[name]
+            self.graph.parameters[name] = torch.empty_like(masked).copy_(self.own_masks[name].dense)
+
+
+def as_device(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+
+
+def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:
+    """Put the module itself on a device; None leaves it where it is."""
+    try:
+        return model.to(device=device, dtype=dtype)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's kinds for a device that is not there
+        line = str(error).strip().splitlines()[0]
+        raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
+
+
+@contextmanager
+def capturing_once() -> Iterator[None]:
+    """Within, what was prepared is not prepared again for the same model and samples, which must not change."""
+    with ONE_AT_A_TIME:
+        _REMEMBERED.append({})
+        try:
+            yield
+        finally:
+            _REMEMBERED.pop()
+
+
+_REMEMBERED: list[dict[tuple[object, ...], tuple[Prepared, tuple[object, ...]]]] = []
+
+
+def prepare(
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
+) -> Prepared:
+    """Copy, read, shuffle, capture."""
+    if not _REMEMBERED:
+        return _prepare(model, calibration, device, seed, with_labels)
+    key = (id(model), id(calibration), str(device), seed, with_labels)
+    if key not in _REMEMBERED[-1]:  # with the objects themselves, so that their ids stay theirs
+        _REMEMBERED[-1][key] = _prepare(model, calibration, device, seed, with_labels), (model, calibration)
+    found = _REMEMBERED[-1][key][0]
+    return replace(found, graph=found.graph.with_own_parameters())  # runs replace some
+
+
+def _prepare(
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+) -> Prepared:
+    work, own_masks = _working_copy(model, as_device(device))
+    first = next((p for p in work.parameters() if p.is_floating_point()), None)
+    if first is None:
+        raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
+    samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
+    with ONE_AT_A_TIME:
+        graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
+    return Prepared(graph, samples, first.device, own_masks)
+
+
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A new module of the same class with these weights, in the model's own dtype, device and mode.
+
+    Masks of torch.nn.utils.prune become plain zeros; ASP's buffers stay, and agree with the new weights.
+    """
+    result = _copy(model)
+    _own_masks(result)
+    parameters = dict(result.named_parameters(remove_duplicate=False))
+    buffers = dict(result.named_buffers())
+    with torch.no_grad():
+        for name, weight in weights.items():
+            parameters[name].copy_(weight)
+            mask = buffers.get(mask_names(name)[1])
+            if mask is not None and bool(parameters[name][mask == 0].any()):  # another mask than the model's own
+                mask.copy_(parameters[name] != 0)
+    return result
+
+
+def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, OwnMask]]:
+    """A copy in eval mode, in float32 at least, without gradients; and the masks it came with."""
+    bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
+    if bad:
+        raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
+    if model.training:
+        warnings.warn(
+            "the model is in train mode; it is run in eval mode (dropout off, batch norm statistics as they are)",
+            SnowsWarning,
+            stacklevel=4,
+        )
+    work = _copy(model)
+    _without_cache(work)
+    masks = _own_masks(work)
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
+    work = move(work, device, torch.float32 if half else None).eval()
+    for parameter in work.parameters():
+        parameter.requires_grad_(False)
+        if parameter.ndim == 4:  # the layout convolution kernels are fastest in
+            parameter.data = parameter.data.to(memory_format=torch.channels_last)
+    return work, masks
+
+
+def _without_cache(model: nn.Module) -> None:
+    """Language models of Hugging Face also give their keys and values, for texts that go on: here none does."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", False) is True:
+            config.use_cache = False
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    # Reparametrized modules hold tensors that are results, not leaves, which deepcopy refuses: those are cloned.
+    results = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results}
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:  # deepcopy runs the user's own code
+        raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
+
+
+def _own_masks(model: nn.Module) -> dict[str, OwnMask]:
+    """The masks a model came with, by parameter name; those of torch.nn.utils.prune are made permanent in this copy."""
+    return {
+        f"{module_name}.{name}" if module_name else name: mask
+        for module_name, module in model.named_modules()
+        for name, mask in (*_absorbed(module), *_asp_masks(module))
+    }
+
+
+def _absorbed(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
+    hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, torch_prune.BasePruningMethod)]
+    for name in [hook._tensor_name for hook in hooks]:
+        kept = getattr(module, mask_names(name)[0]) != 0
+        dense = getattr(module, f"{name}_orig").detach().clone()
+        torch_prune.remove(module, name)
+        yield name, OwnMask(kept, dense)
+
+
+def _asp_masks(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
+    buffers = dict(module.named_buffers(recurse=False))
+    for name, weight in module.named_parameters(recurse=False):
+        by_asp = mask_names(name)[1]
+        if by_asp not in buffers:
+            continue
+        removed = buffers.get(stowed_name(by_asp), torch.zeros_like(weight))  # without them: the weight as it is
+        for what, buffer in (("mask", buffers[by_asp]), ("removed weights", removed)):
+            if buffer.shape != weight.shape:
+                raise InputError(
+                    f"the {what} that the model holds for a {type(module).__name__} (in {by_asp}) has shape "
+                    f"{tuple(buffer.shape)}; the weight has shape {tuple(weight.shape)}"
+                )
+        yield name, OwnMask(buffers[by_asp] != 0, weight.detach() + removed.to(weight.device))

@@ -1,0 +1,96 @@
+"""Gram matrices: made positive definite, and cut to the kept columns of each row of a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, launches large ones
+_DAMPING_RETRIES = 12
+_AT_ONCE = 128  # columns; larger blocks are inverted by halves, on a GPU
+
+
+@dataclass(frozen=True)
+class KeptBlocks:
+    """Some rows with equally wide blocks: shorter ones are padded with columns that couple to nothing. The blocks are
+    the reader's own, to be changed in place."""
+
+    rows: Tensor  # b
+    columns: Tensor  # b x k
+    real: Tensor  # b x k, False where padded
+    gram: Tensor  # b x k x k
+
+
+def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> Iterator[KeptBlocks]:
+    """All rows, in chunks of bounded size. `gram` is groups x columns x columns; `kept` is rows x columns."""
+    rows_per_group = kept.shape[0] // gram.shape[0]
+    chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])
+    if most_bytes is not None:
+        chunk_bytes = min(chunk_bytes, most_bytes)
+    mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
+    counts = kept.sum(1)
+    columns = (~kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, in order
+    for group in range(gram.shape[0]):
+        first = group * rows_per_group
+        order = first + counts[first : first + rows_per_group].argsort(stable=True)
+        widest = max(int(counts[order[-1]]), 1)
+        for rows in order.split(max(1, chunk_bytes // (widest**2 * gram.element_size()))):
+            narrow, wide = torch.stack(counts[rows].aminmax()).tolist()
+            width = max(wide, 1)
+            chosen = columns[rows, :width]
+            block = gram[group][chosen[:, :, None], chosen[:, None, :]]
+            real = torch.arange(width, device=rows.device) < counts[rows, None]
+            if narrow < width:
+                block *= real[:, :, None] & real[:, None, :]
+                block.diagonal(dim1=1, dim2=2).add_(~real, alpha=mean_diagonal)
+            yield KeptBlocks(rows, chosen, real, block)
+
+
+def inverted(blocks: Tensor) -> Tensor | None:
+    """The inverses of blocks (b x k x k), if all of them are positive definite."""
+    if blocks.device.type != "cuda":
+        factor, info = torch.linalg.cholesky_ex(blocks)
+        return None if info.any() else torch.cholesky_inverse(factor)
+    # There torch inverts one block after another; most of it as products of halves takes a fifth of the time.
+    root, said = inverse_root(blocks)
+    return None if torch.cat(said).any() else root.mT @ root
+
+
+def inverse_root(blocks: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The inverse of each block's Cholesky factor, by halves; with what the factorizations of the parts say."""
+    size = blocks.shape[-1]
+    if size <= _AT_ONCE:
+        factor, info = torch.linalg.cholesky_ex(blocks)
+        identity = torch.eye(size, dtype=blocks.dtype, device=blocks.device).expand_as(blocks)
+        return torch.linalg.solve_triangular(factor, identity, upper=False), [info]
+    half = size // 2
+    first, said = inverse_root(blocks[:, :half, :half])
+    below = blocks[:, half:, :half] @ first.mT
+    second, said_then = inverse_root(torch.baddbmm(blocks[:, half:, half:], below, below.mT, alpha=-1))
+    root = torch.zeros_like(blocks)
+    root[:, :half, :half], root[:, half:, half:] = first, second
+    root[:, half:, :half] = -(second @ below) @ first
+    return root, said + said_then
+
+
+def damped(gram: Tensor, relative: float) -> Tensor:
+    """With `relative` times the mean diagonal added: as little as it takes, above that, to be positive definite."""
+    if not torch.isfinite(gram).all():
+        raise InputError("the layer's inputs are not finite (NaN or infinity in the data or in an earlier layer)")
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # every input dead: any scale will do
+    for _ in range(_DAMPING_RETRIES):
+        result = gram + relative * scale * identity
+        if not torch.linalg.cholesky_ex(result).info.any():
+            return result
+        relative = max(10 * relative, 1e-10)
+    raise InputError(
+        f"the layer's input statistics stay singular at a relative damping of {relative:g}; "
+        "are the calibration samples all alike?"
+    )

@@ -1,0 +1,240 @@
+"""What network methods may ask: all weights with their patterns, gradients of single samples, and a loss.
+
+The loss is cross-entropy. Its labels are the user's where these are given; else the network's own predictions: classes
+drawn from them for gradients (whose second moment is then the Fisher matrix itself), and the predictions as they are
+for the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..data.samples import Samples
+from ..data.streams import Stream, cut
+from ..errors import InputError
+from ..graph import Graph, Layer
+from ..graph.segment import SampleLayout
+from ..patterns.base import Pattern
+from ..solve.problem import gram_of_inputs
+
+_MICRO_BATCH = {"cpu": 100, "cuda": 250}
+_LOSS_SAMPLES = 1000  # enough to tell masks apart
+_ERROR_SAMPLES = 250  # enough to tell how much a layer matters
+_PATCH_BYTES = 1 << 29
+
+
+class CalibratedNetwork:
+    """One model with its calibration samples; implements `masks.Network`. Gradients are computed once and kept.
+
+    `parameters` are what the network has come to; labels and targets are the dense network's predictions always.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        samples: Samples,
+        patterns: Mapping[str, Pattern],
+        seed: int,
+        labels: Tensor | None = None,
+        keep_bytes: int = 0,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.graph, self.samples, self.seed = graph, samples, seed
+        self.parameters = dict(graph.parameters if parameters is None else parameters)
+        self.patterns = dict(patterns)
+        self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
+        self.weights = {layer.parameter: self.parameters[layer.parameter] for layer in self.layers}
+        self.uses = {layer.parameter: layer.positions for layer in self.layers}
+        self._labels_as_given = labels
+        self._keep_bytes = keep_bytes
+        self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._predictions: Tensor | None = None
+        self._outputs: list[Tensor] | None = None
+
+    def gradients(self, count: int, batch: int = 1) -> Iterator[tuple[str, Tensor]]:
+        """For each layer, `count` gradients as rows, each the mean over `batch` samples; fewer if samples run out."""
+        batch = min(batch, self.samples.count)
+        count = min(count, self.samples.count // batch)
+        size = count * sum(weight.numel() * weight.element_size() for weight in self.weights.values())
+        if (count, batch) not in self._kept and size <= self._keep_bytes:
+            self._kept[count, batch] = self._gradients_of(self.layers, count, batch)
+        if (count, batch) in self._kept:
+            yield from self._kept[count, batch].items()
+            return
+        for group in self._groups_that_fit(count):
+            yield from self._gradients_of(group, count, batch).items()
+
+    def loss(self, weights: Mapping[str, Tensor]) -> float:
+        count = min(self.samples.count, _LOSS_SAMPLES)
+        targets = self._loss_targets()[:count]
+        parameters = {**self.parameters, **weights}
+        total = 0.0
+        with torch.no_grad():
+            for begin, end in self._ranges(count):
+                output = self._logits(self.graph.run(self.samples.rows(begin, end), parameters))
+                total += float(F.cross_entropy(output, targets[begin:end], reduction="sum"))
+        return total / count
+
+    def grams(self) -> Iterator[tuple[str, Tensor]]:
+        """For each layer the second moment of its inputs in the dense network."""
+        names = [node.name for node in self.graph.inputs]
+        size = _MICRO_BATCH.get(self.samples_device.type, 100)
+        stream = Stream(self.graph, self.graph.parameters, cut(*self.samples.split(self.samples.count), names, size))
+        for layer in self.layers:
+            stream.advance(layer.position)
+            yield layer.parameter, gram_of_inputs(layer, (stream[i][layer.input] for i in range(stream.fitted)))
+
+    def output_error(self, weights: Mapping[str, Tensor]) -> float:
+        """How far the outputs move with these weights instead of the network's own, relative to their variance."""
+        count = min(self.samples.count, _ERROR_SAMPLES)
+        if self._outputs is None:
+            self._outputs = self._run(count, self.parameters)
+        moved = self._run(count, {**self.parameters, **weights})
+        pairs = list(zip(moved, self._outputs, strict=True))
+        return sum(float((a - b).square().mean() / b.var().clamp(min=1e-12)) for a, b in pairs) / len(pairs)
+
+    def _run(self, count: int, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+        """The network's outputs that are numbers, each in one tensor."""
+        with torch.no_grad():
+            parts = [self.graph.run(self.samples.rows(begin, end), parameters) for begin, end in self._ranges(count)]
+        columns = [column for column in zip(*parts, strict=True) if isinstance(column[0], Tensor)]
+        return [torch.cat([v.flatten() for v in column]) for column in columns if column[0].is_floating_point()]
+
+    def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
+        """Layers whose gradients are held together; a layer too large for that stands alone."""
+        group: list[Layer] = []
+        size = 0
+        for layer in self.layers:
+            weight = self.weights[layer.parameter]
+            own = count * weight.numel() * weight.element_size()
+            if group and size + own > self._keep_bytes:
+                yield group
+                group, size = [], 0
+            group.append(layer)
+            size += own
+        yield group
+
+    def _gradients_of(self, layers: list[Layer], count: int, batch: int) -> dict[str, Tensor]:
+        """Per-sample gradients of some layers from one forward and one backward pass for each micro-batch.
+
+        The gradient of a layer's weight for one sample is the product of that sample's output gradients and inputs.
+        """
+        nodes = [self.graph.nodes[layer.position] for layer in layers]
+        sources = [node.args[0] for node in nodes]
+        program = self.graph.giving([*nodes, *sources, *self.graph.outputs])  # type: ignore[list-item]
+        labels = self._labels()
+        result = {
+            name: torch.zeros(count, self.weights[name].numel(), dtype=self.weights[name].dtype, device=labels.device)
+            for name in (layer.parameter for layer in layers)
+        }
+        for begin, end in self._ranges(count * batch):
+            leaves, parameters = self._varying(self.samples.rows(begin, end))
+            values = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
+            with torch.enable_grad():
+                found = {**values, **program(values, parameters)}
+                output = self._logits([found[node.name] for node in self.graph.outputs])
+                loss = F.cross_entropy(output, labels[begin:end], reduction="sum")
+                # zeros for layers that the class scores do not depend on, such as those of another output
+                slopes = torch.autograd.grad(loss, [found[node.name] for node in nodes], materialize_grads=True)
+            rows = torch.arange(begin, end, device=labels.device) // batch
+            for layer, node, slope in zip(layers, nodes, slopes, strict=True):
+                x = found[layer.input].detach()
+                for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, end - begin):
+                    flat = gradient.flatten(1) / batch
+                    result[layer.parameter].index_add_(0, rows[part], flat.to(result[layer.parameter].dtype))
+        return result
+
+    def _varying(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
+        """Inputs and parameters so that every layer's output has a gradient: inputs vary, never weights of layers.
+
+        (A convolution of a graph differentiates by its input or by its weight.) Where inputs are whole numbers, the
+        tables they are looked up in vary instead.
+        """
+        varies: Callable[[Any], bool] = lambda v: isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
+        if any(map(varies, leaves)):
+            return [leaf.detach().requires_grad_() if varies(leaf) else leaf for leaf in leaves], self.parameters
+        weights = {layer.parameter for layer in self.graph.layers}
+        tables = {name: p for name, p in self.parameters.items() if name not in weights and varies(p)}
+        return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
+
+    def _ranges(self, count: int) -> Iterator[tuple[int, int]]:
+        size = _MICRO_BATCH.get(self.samples_device.type, 100)
+        return ((begin, min(begin + size, count)) for begin in range(0, count, size))
+
+    @property
+    def samples_device(self) -> torch.device:
+        return next(iter(self.weights.values())).device
+
+    @cached_property
+    def _given_labels(self) -> Tensor | None:
+        labels = self._labels_as_given
+        if labels is None:
+            return None
+        with torch.no_grad():
+            classes = self._logits(self.graph.run(self.samples.rows(0, 1))).shape[1]
+        if int(labels.min()) < 0 or int(labels.max()) >= classes:
+            raise InputError(
+                f"labels='given': labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
+                f"{classes} classes; expected 0 to {classes - 1}"
+            )
+        return labels.to(self.samples_device)
+
+    def _labels(self) -> Tensor:
+        """One class for each sample."""
+        if self._given_labels is not None:
+            return self._given_labels
+        probabilities = self._predict().double().softmax(1).cpu()
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.multinomial(probabilities, 1, generator=generator).flatten().to(self.samples_device)
+
+    def _loss_targets(self) -> Tensor:
+        if self._given_labels is not None:
+            return self._given_labels
+        return self._predict().softmax(1)
+
+    def _predict(self) -> Tensor:
+        if self._predictions is None:
+            with torch.no_grad():
+                parts = [
+                    self._logits(self.graph.run(self.samples.rows(begin, end)))
+                    for begin, end in self._ranges(self.samples.count)
+                ]
+            self._predictions = torch.cat(parts)
+        return self._predictions
+
+    @staticmethod
+    def _logits(outputs: list[object]) -> Tensor:
+        for output in outputs:
+            if isinstance(output, Tensor) and output.ndim == 2 and output.is_floating_point():
+                return output
+        shapes = ", ".join(str(tuple(o.shape)) for o in outputs if isinstance(o, Tensor))
+        raise InputError(
+            f"this mask method needs class scores (samples x classes); the model gives tensors of shape {shapes}. "
+            "Choose a method without gradients, such as 'obc' or 'magnitude'"
+        )
+
+
+def _per_sample(
+    layer: Layer, layout: SampleLayout | None, x: Tensor, slope: Tensor, samples: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Parts of the samples, each with its gradients: samples x outputs x columns."""
+    if not layer.is_convolution:
+        if layout is None:
+            raise InputError(f"{layer.name} mixes samples: there are no gradients of single samples for it")
+        x, slope = (layout.split(value, samples).reshape(samples, -1, value.shape[-1]) for value in (x, slope))
+        yield slice(0, samples), slope.mT @ x
+        return
+    positions = slope[0, 0].numel()
+    at_once = max(1, int(_PATCH_BYTES / (positions * layer.columns * layer.groups * x.element_size())))
+    for begin in range(0, samples, at_once):
+        part = slice(begin, min(begin + at_once, samples))
+        size = part.stop - begin
+        patches = layer.patches(x[part]).unflatten(1, (size, -1))  # groups x samples x positions x columns
+        outputs = layer.outputs(slope[part]).unflatten(1, (size, -1))
+        yield part, layer.in_weight_order((outputs.mT @ patches).transpose(0, 1), -1)

@@ -1,0 +1,90 @@
+"""How much memory a run will take: what each layer holds while it is solved, before anything is run.
+
+The factors were measured; benchmarks/speed.py compares the estimate with the peak of every run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from ..devices.memory import FACTORING, GRADIENT, Memory, linearized_bytes, operations_kept
+from ..graph import Graph, Segment
+from ..linalg.gram import CHUNK_BYTES
+from ..plan import Plan, PlannedLayer
+from ..recipe import Recipe
+from .layer import curvature_kind, derivative_precision, samples_in_products
+
+_DENSITY = 0.5  # of a given mask, as far as is known beforehand
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of a run on so many samples, in pieces of `micro_batch`."""
+
+    graph: Graph
+    plan: Plan
+    recipe: Recipe
+    memory: Memory
+    device: torch.device
+    samples: int
+    micro_batch: int
+
+    def peak(self) -> int:
+        return max((self.of_group(group) for group in self.plan.groups), default=0)
+
+    def of_group(self, group: tuple[PlannedLayer, ...]) -> int:
+        """While the group is solved: what is held all the time, and the largest of what comes and goes."""
+        segment = self.graph.segment([planned.layer for planned in group], group[0].horizon)
+        cost, micro = segment.cost, min(self.micro_batch, self.samples)
+        live = self.graph.live_bytes(min(planned.layer.position for planned in group))
+        resident = self.memory.resident(live, self.samples)
+        rests = resident < self.samples
+        held = 2 * live * (resident + micro * rests) + self._operations_kept * self.samples
+        targets = cost.prelude_bytes + cost.input_bytes * rests + (0 if self._operations_kept else cost.output_bytes)
+        keeps = targets * self.samples <= self.memory.targets(live, self.samples)
+        held += targets * (self.samples if keeps else micro)
+        factors, factoring = self._factors(group)
+        return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
+
+    @cached_property
+    def _operations_kept(self) -> int:
+        """Bytes of one sample."""
+        nodes = operations_kept(self.graph, self.plan, self.samples, self.recipe, self.memory)
+        return sum(int(node.meta["bytes"]) for node in nodes)
+
+    def product_samples(self, group: tuple[PlannedLayer, ...]) -> int | None:
+        return samples_in_products(self.recipe, [self._inputs(planned) for planned in group])
+
+    def _products(self, segment: Segment, group: tuple[PlannedLayer, ...]) -> int:
+        """Jacobians, and tangents of all operations."""
+        if segment.is_one_layer:
+            return 0
+        cost, dtype = segment.cost, torch.float32
+        precision = derivative_precision(self.recipe, segment, self.device, dtype)
+        per_sample = linearized_bytes(cost, curvature_kind(self.recipe, segment), precision)
+        samples = min(self.recipe.minibatch or self.product_samples(group) or self.samples, self.samples)
+        if self.recipe.minibatch is None and self.recipe.product_samples is not None:
+            samples = self.memory.fitting_samples(samples, per_sample, self.micro_batch)
+        piece = min(samples, self.micro_batch)
+        kept = samples if per_sample * samples <= self.memory.products else piece
+        tangents = (
+            (cost.output_bytes + cost.prelude_bytes + 3 * cost.largest_bytes) * precision.itemsize // dtype.itemsize
+        )
+        return per_sample * kept + tangents * piece
+
+    def _factors(self, group: tuple[PlannedLayer, ...]) -> tuple[int, int]:
+        """Of the row blocks: those that stay on the device, and what it takes to make them."""
+        sizes = [(planned.layer.shape[0], self._inputs(planned)) for planned in group]
+        kept = [4 * rows * inputs**2 for rows, inputs in sizes]
+        chunk = min(CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"]), self.memory.chunk)
+        made = max(min(8 * rows * inputs**2, max(chunk, 8 * inputs**2)) for rows, inputs in sizes)
+        return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
+
+    def _inputs(self, planned: PlannedLayer) -> int:
+        assert isinstance(self.recipe.mask_steps, int)
+        first_step = 1 / self.recipe.mask_steps  # keeps most
+        sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.on_the_way(first_step).sparsity
+        return round((1 - sparsity) * planned.layer.columns)

@@ -1,0 +1,193 @@
+"""Least squares row by row: the closed form of the K=0 problem, and the preconditioner made of the same factors.
+
+Each output (row) of a layer is a linear function of its inputs, so the K=0 loss separates: row r solves its own normal
+equations on its kept inputs, gram[kept_r, kept_r] w_r = cross[kept_r].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import StatisticsError
+from ..linalg.gram import damped, inverted, kept_blocks
+from .newton import CGOptions, Product, conjugate_gradient
+
+_DAMPING_RETRIES = 12
+# Beyond these the factors are not formed and conjugate gradients on the Gram matrix take their place (a VGG-sized
+# classifier: 4,096 rows of 12,544 kept inputs).
+_MAX_FLOPS = {"cpu": 1e12, "cuda": 5e13}
+_MAX_BYTES = {"cpu": 4 << 30, "cuda": 24 << 30}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of a layer's inputs X with themselves and with its target outputs Y, averaged over positions."""
+
+    gram: Tensor  # groups x columns x columns
+    cross: Tensor  # groups x columns x outputs of a group
+
+    @classmethod
+    def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
+        """From pairs (X, Y), each groups x positions x …, summed in double precision."""
+        gram = cross = torch.zeros(())
+        count = 0
+        for x, y in pairs:
+            place = "cpu" if x.device.type == "mps" else x.device  # which has no double precision
+            transposed = x.transpose(1, 2)
+            gram = gram.to(place) + (transposed @ x).to(place).double()
+            cross = cross.to(place) + (transposed @ y).to(place).double()
+            count += x.shape[1]
+        return cls(gram / count, cross / count)
+
+    def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
+        """The least-squares weights (rows x columns) with nothing removed, damped towards `weight`."""
+        start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
+        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
+        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
+        refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
+        return refitted
+
+
+@dataclass(frozen=True)
+class Refit:
+    weight: Tensor
+    relative_damping: float  # what it took
+
+
+class RowBlocks:
+    """The blocks gram[kept_r, kept_r] of all rows r, inverted (or their diagonals, where that would be too large)."""
+
+    def __init__(
+        self,
+        gram: Tensor,
+        kept: Tensor,
+        relative_damping: float,
+        dtype: torch.dtype,
+        keep_bytes: int | None = None,
+        chunk_bytes: int | None = None,
+    ) -> None:
+        """`kept`: rows x columns, True where a weight is kept. `dtype`: in which the factors are applied later.
+
+        Factors beyond `keep_bytes` rest in the host's memory; at most `chunk_bytes` of blocks are inverted at once.
+        """
+        self.gram, self.kept, self.dtype = gram, kept.to(gram.device), dtype
+        self.relative_damping = relative_damping
+        # where every input is dead any scale will do: the damping keeps the weights as they are
+        self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
+        if not torch.isfinite(gram).all():
+            raise StatisticsError("the layer's inputs are not finite (NaN or infinity in the data or an earlier layer)")
+        self.rows_per_group = kept.shape[0] // gram.shape[0]
+        counts = kept.sum(1).double()
+        device = gram.device.type
+        limit = device if device in _MAX_FLOPS else "cpu"
+        size = float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
+        self.exact = float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[limit] and size <= _MAX_BYTES[limit]
+        self._home = torch.device("cpu") if keep_bytes is not None and size > keep_bytes else gram.device
+        self._chunk_bytes = chunk_bytes
+        self._inverses: list[tuple[Tensor, Tensor, Tensor]] = []
+        if self.exact:
+            self._factor()
+        self.trace = self._row_traces()
+
+    def solve(self, rhs: Tensor) -> Tensor:
+        """Apply the inverse blocks to rhs (rows x columns), in working precision: the preconditioner."""
+        home, rhs = rhs.device, rhs.to(self.gram.device)
+        if not self.exact:
+            diagonal = self._diagonal() + self.relative_damping * self.mean_diagonal
+            return (rhs * self.kept / diagonal.to(rhs.dtype)).to(home)
+        result = torch.zeros_like(rhs)
+        for rows, columns, inverse in self._inverses:
+            gathered = rhs[rows[:, None], columns].to(self.dtype)
+            inverse = inverse.to(rhs.device, non_blocking=True)
+            result[rows[:, None], columns] = (inverse @ gathered.unsqueeze(-1)).squeeze(-1).to(rhs.dtype)
+        return (result * self.kept).to(home)
+
+    def refit(self, weight: Tensor, cross: Tensor) -> Refit:
+        """The least-squares weights on the kept inputs, damped towards `weight` (rows x columns).
+
+        With exact blocks the preconditioner is the inverse itself: a few steps only polish its rounding.
+        """
+        start = weight.to(self.gram.device).to(self.gram.dtype) * self.kept
+        residual = (self._cross_rows(cross) - self._apply_gram(start)) * self.kept
+        options = CGOptions(max_steps=15 if self.exact else 50, relative_tolerance=1e-12 if self.exact else 1e-4)
+        damping = self.relative_damping * self.mean_diagonal
+        product: Product = lambda v: self._apply_gram(v) * self.kept  # noqa: E731
+        change = conjugate_gradient(product, residual, options, self.solve, damping).solution
+        return Refit((start + change).to(weight.dtype).to(weight.device), self.relative_damping)
+
+    def _factor(self) -> None:
+        """Invert every block, raising the damping until all of them are positive definite."""
+        for _ in range(_DAMPING_RETRIES):
+            self._inverses = []
+            for part in kept_blocks(self.gram, self.kept, self._chunk_bytes):
+                part.gram.diagonal(dim1=1, dim2=2).add_(self.relative_damping * self.mean_diagonal)
+                inverse = inverted(part.gram)
+                if inverse is None:
+                    break
+                self._inverses.append((part.rows, part.columns, self._at_rest(inverse.to(self.dtype))))
+            else:
+                return
+            self.relative_damping = max(10 * self.relative_damping, 1e-10)
+        raise StatisticsError(
+            f"the layer's input statistics stay singular at a relative damping of {self.relative_damping:g}; "
+            "are the calibration samples all alike?"
+        )
+
+    def _at_rest(self, inverse: Tensor) -> Tensor:
+        if self._home == inverse.device:
+            return inverse
+        on_host = torch.empty_like(inverse, device=self._home, pin_memory=inverse.device.type == "cuda")
+        return on_host.copy_(inverse, non_blocking=True)
+
+    def _diagonal(self) -> Tensor:
+        return self.gram.diagonal(dim1=1, dim2=2).repeat_interleave(self.rows_per_group, dim=0)
+
+    def _row_traces(self) -> Tensor:
+        return (self._diagonal() * self.kept).sum(1)
+
+    def _apply_gram(self, weight: Tensor) -> Tensor:
+        grouped = weight.unflatten(0, (self.gram.shape[0], -1))
+        product: Tensor = (grouped @ self.gram).flatten(0, 1)
+        return product
+
+    @staticmethod
+    def _cross_rows(cross: Tensor) -> Tensor:
+        return cross.transpose(1, 2).flatten(0, 1)
+
+
+class RowPreconditioner:
+    """Row blocks scaled to a true product: row r of B is about scale_r * gram[kept_r, kept_r].
+
+    One Rademacher probe z estimates each row's trace of B, z_r . (B z)_r (Hutchinson). Where rows act on one another
+    that is mostly noise, below zero even: rows that are `alike` are drawn half of the way to their mean. There are as
+    many of all as there are weights solved together.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[RowBlocks],
+        probes: Sequence[Tensor],
+        products_of_probes: Sequence[Tensor],
+        alike: bool = False,
+    ) -> None:
+        pairs = zip(probes, products_of_probes, strict=True)
+        estimates = [(probe * product).flatten(1).sum(1).double().clamp(min=0) for probe, product in pairs]
+        mean = float(torch.cat(estimates).mean())
+        if alike:
+            estimates = [(estimate + mean) / 2 for estimate in estimates]
+        estimates = [estimate.clamp(min=1e-3 * mean or 1e-30) for estimate in estimates]
+        self._blocks = blocks
+        self._scales = [
+            (block.trace.double().clamp(min=1e-30).to(estimate.device) / estimate).to(probe.dtype)[:, None]
+            for block, estimate, probe in zip(blocks, estimates, probes, strict=True)
+        ]
+        kept = sum(int(block.kept.sum()) for block in blocks)
+        self.mean_diagonal = sum(float(estimate.sum()) for estimate in estimates) / kept
+
+    def __call__(self, residuals: Sequence[Tensor]) -> list[Tensor]:
+        parts = zip(self._blocks, residuals, self._scales, strict=True)
+        return [(blocks.solve(part.flatten(1)) * scale).view_as(part) for blocks, part, scale in parts]

@@ -1,0 +1,184 @@
+"""The K-step loss, its gradient and its curvature products. Pure functions of one weight; knows no layer types.
+
+The normalization, stated once. F_k(w) is the output of operation k, Y_k its target, for n samples of e_k elements each:
+
+    loss(w) = sum_k c_k * ||Y_k - F_k(w)||^2,    c_k = 1                        "sum": Equation (3) as it is printed
+                                                 c_k = 1 / (n e_k)              "mean"
+                                                 c_k = 1 / (n e_k var(Y_k))     "variance": each operation counts alike
+
+Products are sums over pieces (micro-batches), so memory is bounded by the piece, not by the number of samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import InputError
+from ..graph.autodiff import Forward, LinearMap, linearize
+
+Product = Callable[[Tensor], Tensor]
+Linearize = Callable[[Tensor, torch.dtype], tuple[Sequence[Tensor], LinearMap]]
+Normalization = Literal["variance", "mean", "sum"]
+CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One micro-batch: the outputs as a function of the weight, and what they should be (found when asked for: products
+    need no targets).
+
+    `linearize(weight, dtype)` gives the outputs and their Jacobian, held in that dtype.
+    """
+
+    forward: Forward
+    find_targets: Callable[[], tuple[Tensor, ...]]
+    samples: int
+    linearize: Linearize
+
+    @cached_property
+    def targets(self) -> tuple[Tensor, ...]:
+        return self.find_targets()
+
+
+class Pieces(Protocol):
+    """Micro-batches, made when asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Piece: ...
+
+
+class SampleSplit(Protocol):
+    """How to see a tensor as one row per sample."""
+
+    def split(self, value: Tensor, samples: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The K-step loss over some pieces.
+
+    `weights` are the factors 1, 1 or 1 / var(Y_k) of the normalization; `chosen` are the pieces it is taken over.
+    """
+
+    pieces: Pieces
+    weights: tuple[float, ...]
+    normalization: Normalization
+    chosen: tuple[int, ...]
+    sizes: tuple[int, ...]  # samples in each piece
+    layouts: Sequence[SampleSplit | None] = ()
+    precision: torch.dtype | None = None  # of Jacobians, where it is not the weight's own
+
+    @property
+    def samples(self) -> int:
+        return sum(self.sizes[index] for index in self.chosen)
+
+    def subset(self, chosen: Sequence[int]) -> Objective:
+        """The same loss over other pieces, normalized by their own number of samples."""
+        return replace(self, chosen=tuple(chosen))
+
+    def loss(self, weight: Tensor) -> float:
+        with torch.no_grad():
+            losses = []
+            for piece in self._chosen_pieces():
+                errors = list(piece.forward(weight))
+                torch._foreach_sub_(errors, list(piece.targets))  # all at once: launches take longer than their work
+                losses.append(self._loss(piece, errors))
+        return float(torch.stack(losses).sum())
+
+    def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
+        losses, gradient = [], torch.zeros_like(weight)
+        for piece in self._chosen_pieces():
+            outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
+            errors = list(torch._foreach_sub(list(outputs), list(piece.targets)))
+            del outputs
+            losses.append(self._loss(piece, errors))
+            gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece, errors)])
+        return float(torch.stack(losses).sum()), gradient
+
+    def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
+        """v -> B v at `weight`. With `keep`, pieces are linearized once and stay in memory; else for each product."""
+        make = {"gauss-newton": self._gauss_newton, "hessian": self._hessian, "fisher": self._fisher}[kind]
+        kept = [make(piece, weight) for piece in self._chosen_pieces()] if keep else None
+
+        def total(v: Tensor) -> Tensor:
+            result = torch.zeros_like(weight)
+            for product in kept if kept is not None else (make(piece, weight) for piece in self._chosen_pieces()):
+                result += product(v)
+            return result
+
+        return total
+
+    def _chosen_pieces(self) -> Iterator[Piece]:
+        return (self.pieces[index] for index in self.chosen)
+
+    def _factors(self, piece: Piece, outputs: Sequence[Tensor]) -> list[float]:
+        """c_k of the normalization; of the outputs only their sizes matter."""
+        if self.normalization == "sum":
+            return [1.0] * len(outputs)
+        elements = (output.numel() / piece.samples for output in outputs)
+        return [weight / (self.samples * e) for weight, e in zip(self.weights, elements, strict=True)]
+
+    def _loss(self, piece: Piece, errors: list[Tensor]) -> Tensor:
+        factors = self._factors(piece, errors)
+        if errors[0].device.type == "cpu":
+            return torch.stack([f * square_sum(error) for f, error in zip(factors, errors, strict=True)]).sum()
+        # the factors as numbers: a tensor of them would have to be sent to the device, which the host then waits for
+        roots = [math.sqrt(factor) for factor in factors]
+        return torch.stack(torch._foreach_mul(torch._foreach_norm(errors), roots)).square().sum()
+
+    def _differentiable_loss(self, piece: Piece, weight: Tensor) -> Tensor:
+        targets = piece.targets
+        parts = zip(piece.forward(weight), targets, self._factors(piece, targets), strict=True)
+        losses = [F.mse_loss(output, target, reduction="sum") * factor for output, target, factor in parts]
+        return torch.stack(losses).sum()
+
+    def _gauss_newton(self, piece: Piece, weight: Tensor) -> Product:
+        outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
+        factors = [2 * factor for factor in self._factors(piece, outputs)]
+        return lambda v: jacobian.pull(jacobian.push(v), factors)
+
+    def _hessian(self, piece: Piece, weight: Tensor) -> Product:
+        variable = weight.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self._differentiable_loss(piece, variable), variable, create_graph=True)
+        return lambda v: torch.autograd.grad(gradient, variable, v, retain_graph=True, materialize_grads=True)[0]
+
+    def _fisher(self, piece: Piece, weight: Tensor) -> Product:
+        """(1/n) sum_i g_i g_i^T with g_i the gradient of sample i's own loss: Gauss-Newton of the samples' losses."""
+
+        def sample_losses(variable: Tensor) -> tuple[Tensor]:
+            total = torch.zeros(piece.samples, dtype=weight.dtype, device=weight.device)
+            targets = piece.targets
+            parts = zip(piece.forward(variable), targets, self._factors(piece, targets), self.layouts, strict=True)
+            for output, target, factor, layout in parts:
+                if layout is None:
+                    raise InputError(
+                        "the empirical Fisher needs each sample's own loss, but this network mixes samples in a way "
+                        "that was not recognized; use curvature='gauss-newton' or 'hessian'"
+                    )
+                if self.normalization != "sum":
+                    factor *= self.samples
+                total = total + factor * layout.split((output - target).square(), piece.samples).sum(1)
+            return (total,)
+
+        jacobian = linearize(sample_losses, weight)[1]
+        return lambda v: jacobian.pull(jacobian.push(v), [1 / self.samples])
+
+
+def square_sum(error: Tensor) -> Tensor:
+    """Row by row: a CPU adds squares one after another, and of a hundred million a fiftieth would be lost."""
+    rest = tuple(range(1, error.ndim)) or None
+    norms: Tensor = torch.linalg.vector_norm(error, dim=rest, dtype=torch.promote_types(error.dtype, torch.float32))
+    return norms.double().square().sum()
+
+
+def restrict(product: Product, mask: Tensor) -> Product:
+    """The product on kept weights alone."""
+    return lambda v: product(v * mask) * mask

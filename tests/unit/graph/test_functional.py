@@ -1,0 +1,103 @@
+"""Capture of plain networks: nodes replaced one by one give what a second trace gives."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from snows.graph import capture
+from snows.graph.functional import made_plain
+from snows.graph.operators import IN_PLACE, SHAPE
+from tests.networks import NETWORKS, call_arguments, example, make
+
+
+class InPlaceOnView(nn.Module):
+    """What is changed is a part of something else that is read later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 1)
+        self.head = nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        x[:, :2].relu_()
+        return self.head(x)
+
+
+class ChangedAfterReading(InPlaceOnView):
+    """The value before and the one after the change are both read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        y = x * 2
+        x.relu_()
+        x += 1
+        return self.head(x + y)
+
+
+class ViewedBeforeChange(InPlaceOnView):
+    """A view from before the change shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        flat = x.flatten(2)
+        x.relu_()
+        return self.head(x) + flat.mean(-1)[:, :, None, None]
+
+
+class OwnStatistics(nn.Module):
+    """A batch norm that has no running statistics, beside one without weights."""
+
+    def __init__(self, tracks: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 1)
+        self.norm = nn.BatchNorm2d(4, track_running_stats=tracks, affine=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+def _computes(node: Node) -> bool:
+    return isinstance(node.meta["val"], Tensor) and node.target not in SHAPE
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "changed after reading", "no affine"])
+def test_plain_networks_need_no_second_trace(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replacing nodes gives the operations that torch's own decomposition gives; shapes may be spelled otherwise."""
+    if name in NETWORKS:
+        model, inputs = make(name), example(name, 4)
+    else:
+        model = (ChangedAfterReading() if name == "changed after reading" else OwnStatistics(True)).double().eval()
+        inputs = torch.randn(4, 2, 3, 3, dtype=torch.float64)
+    fast = capture(model, *call_arguments(inputs))
+    traced = []
+    monkeypatch.setattr(sys.modules["snows.graph.capture"], "made_plain", lambda exported: traced.append(exported))
+    slow = capture(model, *call_arguments(inputs))
+    assert traced
+    for graph in (fast, slow):
+        assert not any(node.target in IN_PLACE for node in graph.nodes)
+    found, expected = (
+        [(str(n.target), n.meta["bytes"], n.meta["flops"]) for n in graph.nodes if _computes(n)]
+        for graph in (fast, slow)
+    )
+    assert found == expected
+    assert [layer.parameter for layer in fast.layers] == [layer.parameter for layer in slow.layers]
+    leaves = torch.utils._pytree.tree_leaves(call_arguments(inputs))
+    for a, b in zip(fast.run(leaves), slow.run(leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make_model", [InPlaceOnView, ViewedBeforeChange, lambda: OwnStatistics(False)])
+def test_networks_that_are_not_plain_are_left_to_torch(make_model: Any) -> None:
+    model = make_model().eval()
+    x = torch.randn(4, 2, 3, 3)
+    exported = torch.export.export(model, (x,), strict=False)
+    before = str(exported.graph)
+    assert not made_plain(exported)
+    assert str(exported.graph) == before
