@@ -262,7 +262,7 @@ PROFILED: dict[str, tuple[str, ...]] = {  # none is called by another
     "losses": ("snows.solve.objective.Objective.loss",),
     "gradients": ("snows.solve.objective.Objective.loss_and_gradient",),
     "Jacobians": ("snows.solve.objective.Objective.product",),
-    "CG with its products": ("snows.solve.newton.conjugate_gradient",),
+    "CG with its products": ("snows.solve.cg.conjugate_gradient",),
 }
 
 

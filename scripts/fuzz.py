@@ -512,7 +512,12 @@ def _run_command(words: list[str], folder: Path) -> None:
     def stop(*_: Any, **__: Any) -> Any:
         raise snows.InputError("the work would begin here")
 
-    places = ["api.prune", "evaluation.comparison.compare", "evaluation.classes.evaluate", "evaluation.inspection.inspect"]
+    places = [
+        "api.prune",
+        "evaluation.comparison.compare",
+        "evaluation.classes.evaluate",
+        "evaluation.inspection.inspect",
+    ]
     before = Path.cwd()
     show = warnings.showwarning
     os.chdir(folder)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from .data.preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
-from .devices.memory import Memory, as_bytes, memory_limits, micro_batch_size
+from .devices.memory import Memory, as_bytes, memory_limits
 from .errors import ArgumentError, SnowsWarning
+from .events import DenseLayer, SolveReport
 from .listeners.progress import ProgressBar
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .masks.given import given_masks, settle_reference, warn_of_empty_rows
@@ -32,11 +33,12 @@ from .results.disk_journal import open_journal
 from .results.folder import describe, digest
 from .results.journal import Journal, laid_out
 from .results.probe import SAMPLES, first_samples
-from .results.report import DenseLayer, LayerReport, Report, SolveReport
+from .results.report import LayerReport, Report
 from .solve.augment import with_mirrored
 from .solve.cascade import ChooseAll, Event, cascade
 from .solve.distill import Finish
 from .solve.estimate import Estimate
+from .solve.footprint import micro_batch_size
 from .version import __version__
 
 _PERMUTATION_SAMPLES = 8  # on which a permuted network must answer as it did

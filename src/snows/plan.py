@@ -13,10 +13,10 @@ from torch import Tensor
 
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
+from .graph.kind import is_image
 from .graph.operators import is_attention
 from .patterns.base import NM, Pattern, PatternRules
 from .recipe import Recipe
-from .solve.augment import is_image
 
 Names = str | Iterable[str] | None
 # Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import snows
 from snows.data.models import build_model
-from snows.results.storage import read_state
+from snows.data.weights import read_state
 
 from .conftest import Outcome, Snows, assert_error
 

@@ -17,8 +17,8 @@ import snows
 from snows import ArgumentError, InputError, SnowsWarning
 from snows.data.models import build_model
 from snows.data.preparation import Prepared, prepare
+from snows.data.weights import fill, read_state
 from snows.masks.given import given_masks
-from snows.results.storage import fill, read_state
 from tests.networks import example, make
 
 from .conftest import Snows

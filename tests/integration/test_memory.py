@@ -12,13 +12,14 @@ import snows
 from snows.data import streams
 from snows.data.streams import Stream
 from snows.devices import offload as disk
-from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits, operations_kept
-from snows.linalg.rows import bytes_at_once
+from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits
+from snows.devices.working_memory import bytes_at_once
 from snows.patterns.base import PatternRules
 from snows.plan import make_plan
 from snows.solve import cascade
 from snows.solve import layer as adjust
 from snows.solve import least_squares as rows
+from snows.solve.footprint import operations_kept
 from snows.solve.objective import Objective
 from tests.networks import captured, example, make
 

@@ -17,8 +17,8 @@ from torch import nn
 
 import snows
 from snows import InputError
+from snows.data.weights import read_state
 from snows.recipe import Recipe
-from snows.results.storage import read_state
 from tests.networks import call_arguments, example, make
 
 SAMPLES = 16

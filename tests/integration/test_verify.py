@@ -25,7 +25,8 @@ import snows
 from snows import InputError, SnowsError, verify
 from snows.data.compact import pack_masks
 from snows.data.embedded import MODEL
-from snows.results.storage import file_facts, read_json, read_state, read_tensors, render_manifest
+from snows.data.weights import read_state, read_tensors
+from snows.results.storage import file_facts, read_json, render_manifest
 from snows.results.verification import Verification
 from tests.networks import example, make
 

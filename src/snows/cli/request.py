@@ -160,7 +160,7 @@ def _read_config(path: Path | None) -> dict[str, Any]:
 
 def read_masks(mask: str) -> Any:
     """A method's name as it is; a file of masks, or of pruned weights, as {name: tensor}."""
+    from ..data.weights import read_state
     from ..masks.given import is_mask_file
-    from ..results.storage import read_state
 
     return read_state(Path(mask)) if is_mask_file(mask) else mask

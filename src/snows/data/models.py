@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, InputError
-from ..results.storage import fill, read_state
 from . import embedded
+from .weights import fill, read_state
 
 HELP = f"{embedded.MODEL}, torchvision:NAME, timm:NAME, hf:NAME, hf:FOLDER or file.py:factory"
 _TOKENS = 64  # in a window of random ones

@@ -23,8 +23,8 @@ from torch.nn.utils import prune as torch_prune
 
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, capture
-from ..results.storage import mask_names, stowed_name
 from .samples import Samples, read_samples
+from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
 

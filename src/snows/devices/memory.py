@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.fx import Node
 
 from ..errors import ArgumentError
-from ..graph import Graph
-from ..graph.segment import Cost, SampleLayout
-from ..plan import Plan, PlannedLayer
-from ..recipe import Recipe
-from ..solve.objective import CurvatureKind
 
-_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
 _CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
 _HOST_SHARE = 0.5  # of the host's memory, for what rests there
 FACTORING = 5  # copies of a chunk of row blocks while it is inverted
-GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -59,6 +51,11 @@ class Memory:
     @property
     def choosing(self) -> int:
         """While masks are chosen, for rows or gradients: as much as a pass. Between sweeps, too, much else is held."""
+        return int(_PASS * self.total)
+
+    @property
+    def one_pass(self) -> int:
+        """What a pass over one piece may take."""
         return int(_PASS * self.total)
 
     def fitting_samples(self, wanted: int, held_bytes: int, piece: int) -> int:
@@ -119,42 +116,3 @@ def as_bytes(given: int | str | None) -> int | None:
     if value < 1:
         raise ArgumentError(f"memory is {given!r}; expected a size such as '24GiB', or a number of bytes")
     return value
-
-
-def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
-    """What a linearized segment holds for one sample."""
-    if kind == "gauss-newton":
-        return cost.slope_bytes * precision.itemsize // torch.float32.itemsize
-    return 2 * cost.bytes  # every value is needed twice, at most
-
-
-def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memory: Memory) -> list[Node]:
-    """Operations whose outputs in the dense network are computed once, for all layers and sweeps: all that are targets
-    of some layer, where there is room for all samples of them, or none."""
-    if recipe.targets != "dense-stream":
-        return []
-    segments = [graph.segment([planned.layer for planned in group], group[0].horizon) for group in plan.groups]
-    layouts = {layout for segment in segments for layout in segment.sample_layouts}
-    if layouts != {SampleLayout(axis=0, inner=False)}:
-        return []
-    names = {name for segment in segments for name in segment.outputs}
-    nodes = [node for node in graph.operations if node.name in names]
-    live = max(graph.live_bytes(segment.position) for segment in segments)
-    held = sum(node.meta["bytes"] for node in nodes) + max(segment.cost.prelude_bytes for segment in segments)
-    return nodes if held * samples <= memory.targets(live, samples) else []
-
-
-def micro_batch_size(
-    graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
-) -> int:
-    """Samples in one piece, so that a pass over the largest segment fits."""
-
-    def needed(group: tuple[PlannedLayer, ...]) -> int:
-        cost = graph.cost([planned.layer for planned in group], group[0].horizon)
-        live = graph.live_bytes(min(planned.layer.position for planned in group))
-        return int(GRADIENT * cost.bytes) + cost.output_bytes + cost.prelude_bytes + 2 * live
-
-    largest = max((needed(group) for group in plan.groups), default=1)
-    fitting = int(_PASS * memory.total) // max(largest, 1)
-    wanted = recipe.minibatch or recipe.product_samples or samples
-    return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ..data.preparation import prepare
-from ..devices.memory import Memory, as_bytes, memory_limits, micro_batch_size
+from ..devices.memory import Memory, as_bytes, memory_limits
 from ..graph import Graph
 from ..patterns.base import PatternRules
 from ..plan import Names, Plan, make_plan, resolve
 from ..recipe import Recipe, as_recipe
 from ..solve.estimate import Estimate
+from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
 
 _TIMED_SAMPLES = 16

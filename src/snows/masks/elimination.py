@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..devices.cuda_graph import Replayed
-from ..linalg.rows import bytes_at_once
+from ..devices.working_memory import bytes_at_once
 
 _STEPS_BETWEEN_UPDATES = 64
 _SHRINK = 0.8  # when no more than this share of the columns is left

@@ -20,9 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..devices.working_memory import bytes_at_once
 from ..errors import ArgumentError, InputError
 from ..linalg.gram import damped, inverted
-from ..linalg.rows import as_rows, bytes_at_once, from_rows, least_squares
+from ..linalg.rows import as_rows, from_rows, least_squares
 from ..patterns.base import NM, Pattern
 from . import NAMES, Choice, LayerMethod, Reads, as_method
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..data.preparation import Prepared
+from ..data.weights import mask_names, read_state, unwrapped
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, Layer
 from ..graph.layers import layer_name
-from ..results.storage import mask_names, read_state, unwrapped
 
 _FILES = (".safetensors", ".pt", ".pth")
 _EXPECTED = "expected a bool tensor or one of 0 and 1, True or 1 where a weight is kept"

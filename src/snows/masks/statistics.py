@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..data.moments import gram_of_inputs
 from ..data.samples import Samples
 from ..data.streams import Stream, cut
 from ..errors import InputError
 from ..graph import Graph, Layer
 from ..graph.segment import SampleLayout
 from ..patterns.base import Pattern
-from ..solve.problem import gram_of_inputs
 
 _MICRO_BATCH = {"cpu": 100, "cuda": 250}
 _LOSS_SAMPLES = 1000  # enough to tell masks apart

@@ -20,11 +20,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import SnowsWarning
+from ..events import SolveReport
 from ..masks import Choice
 from .files import write_whole
 from .folder import Folder
 from .journal import Entry, Journal
-from .report import SolveReport
 
 _LAYERS = "layers"
 _DIGEST = 32  # hexadecimal digits

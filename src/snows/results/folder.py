@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.weights import read_state
 from ..errors import InputError
 from ..masks.given import is_mask_file
 from .files import write_whole
-from .storage import read_state, refuse_existing
+from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
 # Settings that are digests: their values tell a reader nothing.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..events import SolveReport
 from ..masks import Choice
-from .report import SolveReport
 
 
 @dataclass(frozen=True)

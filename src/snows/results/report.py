@@ -11,34 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..events import DenseLayer, SolveReport
+
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class SolveReport:
-    """How one layer was re-adjusted in one sweep. Losses are K-step losses: of the samples that weights are fitted to,
-    and, where it says so, of those held out."""
-
-    sweep: int
-    loss_masked: float  # of the weights the layer came with, masked
-    loss_start: float
-    loss: float
-    start: str
-    outcome: str
-    newton_steps: int
-    cg_steps: int
-    negative_curvature: int
-    curvature: str
-    relative_damping: float  # of the closed form; above the recipe's ridge where the statistics were singular
-    seconds: float
-    kept: str = "solved"  # "solved"; or where that did better on held-out samples the start, or a part of the way
-    held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
-    held_out: float = math.nan  # of the weights that were kept
-
-    @property
-    def worse(self) -> bool:
-        """Whether the solve did worse on held-out samples than what was kept."""
-        return self.kept != "solved"
 
 
 @dataclass(frozen=True)
@@ -66,13 +41,6 @@ class LayerReport:
     @property
     def sparsity(self) -> float:
         return 1 - self.kept / self.weights
-
-
-@dataclass(frozen=True)
-class DenseLayer:
-    name: str
-    shape: list[int]
-    reason: str
 
 
 @dataclass

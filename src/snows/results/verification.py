@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.compact import removes_exactly
+from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import InputError, SnowsError
 from ..patterns.base import NM, parse_pattern
 from ..recipe import Recipe
@@ -28,12 +29,8 @@ from .storage import (
     RECIPE,
     REPORT,
     file_facts,
-    fill,
-    fitted,
     model_file,
     read_json,
-    read_state,
-    read_tensors,
     recorded_source,
     render_manifest,
 )

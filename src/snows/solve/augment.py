@@ -13,17 +13,10 @@ from torch import Tensor
 
 from ..data.samples import Samples
 from ..errors import ArgumentError
+from ..graph.kind import is_image
 
 _SMALLEST_CROP = 0.35  # share of the image's area
 _MIXED = 0.5  # share of the batches in which images are mixed
-_SMALLEST_IMAGE = 16  # pixels; smaller maps are no pictures
-
-
-def is_image(leaf: object) -> bool:
-    """Whether an input looks like a batch of pictures."""
-    if not isinstance(leaf, Tensor) or leaf.ndim != 4 or not leaf.is_floating_point():
-        return False
-    return leaf.shape[1] <= 4 and min(leaf.shape[2:]) >= _SMALLEST_IMAGE
 
 
 def with_mirrored(samples: Samples) -> Samples:

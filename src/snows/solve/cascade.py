@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 
 from ..data.streams import Batches, Stream
-from ..devices.memory import Memory, operations_kept
+from ..devices.memory import Memory
+from ..devices.working_memory import working_within
 from ..errors import SnowsWarning
+from ..events import SolveReport
 from ..graph import Graph
 from ..graph.segment import Values
-from ..linalg.rows import working_within
 from ..masks import Choice, LayerMethod
 from ..patterns.base import Pattern
 from ..plan import Plan, PlannedLayer
 from ..recipe import Recipe
 from ..results.journal import Entry, Journal, laid_out
-from ..results.report import SolveReport
+from .footprint import operations_kept
 from .layer import Solved, Turn, solve_layer
 from .newton import NewtonOutcome
 from .problem import LayerProblem

@@ -25,10 +25,11 @@ from ..devices.cuda_graph import Replayed
 from ..devices.memory import Memory
 from ..errors import SnowsWarning
 from ..graph import Graph
+from ..graph.kind import is_image
 from ..graph.segment import Values
 from ..recipe import Recipe
 from ..results.report import FinishReport
-from .augment import is_image, random_views
+from .augment import random_views
 from .objective import square_sum
 
 _OUTPUT_SHARE = 0.1  # of the loss: the network's outputs; the other operations share the rest

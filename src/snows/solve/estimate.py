@@ -10,11 +10,12 @@ from functools import cached_property
 
 import torch
 
-from ..devices.memory import FACTORING, GRADIENT, Memory, linearized_bytes, operations_kept
+from ..devices.memory import FACTORING, Memory
 from ..graph import Graph, Segment
 from ..linalg.gram import CHUNK_BYTES
 from ..plan import Plan, PlannedLayer
 from ..recipe import Recipe
+from .footprint import GRADIENT, linearized_bytes, operations_kept
 from .layer import curvature_kind, derivative_precision, samples_in_products
 
 _DENSITY = 0.5  # of a given mask, as far as is known beforehand

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..devices.memory import Memory, linearized_bytes
+from ..devices.memory import Memory
 from ..errors import SnowsWarning, StatisticsError
 from ..graph import Segment
 from ..recipe import Recipe
+from .cg import CGOptions
+from .footprint import linearized_bytes
 from .least_squares import RowBlocks, RowPreconditioner
-from .newton import CGOptions, Newton, NewtonOptions, NewtonOutcome, System, newton
+from .newton import Newton, NewtonOptions, NewtonOutcome, System, newton
 from .objective import CurvatureKind, Objective, restrict
 from .problem import LayerProblem
 

@@ -6,50 +6,21 @@ equations on its kept inputs, gram[kept_r, kept_r] w_r = cross[kept_r].
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import StatisticsError
-from ..linalg.gram import damped, inverted, kept_blocks
-from .newton import CGOptions, Product, conjugate_gradient
+from ..linalg.gram import inverted, kept_blocks
+from .cg import CGOptions, Product, conjugate_gradient
 
 _DAMPING_RETRIES = 12
 # Beyond these the factors are not formed and conjugate gradients on the Gram matrix take their place (a VGG-sized
 # classifier: 4,096 rows of 12,544 kept inputs).
 _MAX_FLOPS = {"cpu": 1e12, "cuda": 5e13}
 _MAX_BYTES = {"cpu": 4 << 30, "cuda": 24 << 30}
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Second moments of a layer's inputs X with themselves and with its target outputs Y, averaged over positions."""
-
-    gram: Tensor  # groups x columns x columns
-    cross: Tensor  # groups x columns x outputs of a group
-
-    @classmethod
-    def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
-        """From pairs (X, Y), each groups x positions x …, summed in double precision."""
-        gram = cross = torch.zeros(())
-        count = 0
-        for x, y in pairs:
-            place = "cpu" if x.device.type == "mps" else x.device  # which has no double precision
-            transposed = x.transpose(1, 2)
-            gram = gram.to(place) + (transposed @ x).to(place).double()
-            cross = cross.to(place) + (transposed @ y).to(place).double()
-            count += x.shape[1]
-        return cls(gram / count, cross / count)
-
-    def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
-        """The least-squares weights (rows x columns) with nothing removed, damped towards `weight`."""
-        start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
-        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
-        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
-        refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
-        return refitted
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ the moments of its closed form."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -12,16 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..data.moments import Moments, gram_of_inputs, in_weight_order, samples_at_once
 from ..data.streams import Stream
 from ..graph import Layer, Segment
 from ..graph.autodiff import LinearMap
 from ..graph.segment import Program, Values
-from .least_squares import Moments
 from .objective import Normalization, Objective, Piece
 from .packing import Packing
 
 _VARIANCE_SAMPLES = 1000  # enough for a scale factor
-_MOMENT_BYTES = 1 << 28  # patches formed at once
 _LEAST_VARIANCE = 1e-12
 _POSITIONS_PER_COLUMN = 4  # so that second moments are far from singular
 
@@ -142,7 +141,7 @@ class LayerProblem:
     def moments(self, index: int = 0) -> Moments:
         """Of a layer's inputs, and of those with the outputs the layer itself should have."""
         layer, own = self.layers[index], self.segment.own[index]
-        return _ordered(layer, Moments.collect(self._input_output_pairs(layer, own)))
+        return in_weight_order(layer, Moments.collect(self._input_output_pairs(layer, own)))
 
     def gram(self, index: int = 0, samples: int | None = None) -> Tensor:
         """The second moment of a layer's inputs. About so many `samples` will do, where these tell the inputs apart."""
@@ -173,7 +172,7 @@ class LayerProblem:
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
                 y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
-            rows = _rows_at_once(layer, x)
+            rows = samples_at_once(layer, x)
             for part, target in zip(x.split(rows), y.split(rows), strict=True):
                 yield layer.patches(part), layer.outputs(target)
 
@@ -197,21 +196,3 @@ class LayerProblem:
                 break
         self.variances.update({self.segment.outputs[k]: spread[k] / count[k] for k in unknown})
         return [self.variances[name] for name in self.segment.outputs]
-
-
-def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
-    """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
-    parts = (layer.patches(part) for x in inputs for part in x.split(_rows_at_once(layer, x)))
-    return _ordered(layer, Moments.collect((patches, patches[..., :0]) for patches in parts)).gram
-
-
-def _ordered(layer: Layer, moments: Moments) -> Moments:
-    return Moments(layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1))
-
-
-def _rows_at_once(layer: Layer, x: Tensor) -> int:
-    """Samples whose patches are formed together."""
-    if not layer.is_convolution:  # linear layers may fold samples into other axes: these are not cut
-        return max(len(x), 1)
-    kernel = layer.columns * layer.groups / x.shape[1]
-    return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))

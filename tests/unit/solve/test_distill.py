@@ -15,9 +15,10 @@ import snows
 from snows.data.samples import read_samples
 from snows.devices.memory import Memory
 from snows.graph import capture
+from snows.graph.kind import is_image
 from snows.plan import own_choices, resolve
 from snows.recipe import DEFAULT, PAPER
-from snows.solve.augment import is_image, random_views
+from snows.solve.augment import random_views
 from snows.solve.cascade import Event
 from snows.solve.distill import Finish, _error, _Gradient, _Match, _pieces
 from tests.networks import example, make

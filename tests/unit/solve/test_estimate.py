@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import snows
-from snows.devices.memory import Memory, linearized_bytes, micro_batch_size
+from snows.devices.memory import Memory
 from snows.patterns.base import PatternRules
 from snows.plan import make_plan, resolve
 from snows.recipe import DEFAULT
 from snows.solve.estimate import Estimate
+from snows.solve.footprint import linearized_bytes, micro_batch_size
 from tests.networks import captured, example, make
 
 GPU = torch.device("cuda")

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 import snows.solve.least_squares as rows
 from snows import Recipe, prune
+from snows.data.moments import Moments
 from snows.errors import InputError
 from snows.linalg.gram import CHUNK_BYTES, inverse_root, inverted
-from snows.solve.least_squares import Moments, RowBlocks, RowPreconditioner
+from snows.solve.least_squares import RowBlocks, RowPreconditioner
 from snows.solve.newton import NewtonOutcome
 from tests.networks import make
 from tests.oracles import layer_input_output, restricted_least_squares

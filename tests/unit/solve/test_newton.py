@@ -10,16 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.solve.newton import (
-    CGOptions,
-    CGOutcome,
-    NewtonOptions,
-    NewtonOutcome,
-    System,
-    conjugate_gradient,
-    line_search,
-    newton,
-)
+from snows.solve.cg import CGOptions, CGOutcome, conjugate_gradient
+from snows.solve.newton import NewtonOptions, NewtonOutcome, System, line_search, newton
 
 
 def spd(size: int, condition: float, seed: int = 0) -> Tensor:

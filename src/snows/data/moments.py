@@ -1,0 +1,62 @@
+"""Second moments of what layers read: Gram matrices, and cross moments with the outputs a layer should have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..graph import Layer
+from ..linalg.gram import damped
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of a layer's inputs X with themselves and with its target outputs Y, averaged over positions."""
+
+    gram: Tensor  # groups x columns x columns
+    cross: Tensor  # groups x columns x outputs of a group
+
+    @classmethod
+    def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
+        """From pairs (X, Y), each groups x positions x …, summed in double precision."""
+        gram = cross = torch.zeros(())
+        count = 0
+        for x, y in pairs:
+            place = "cpu" if x.device.type == "mps" else x.device  # which has no double precision
+            transposed = x.transpose(1, 2)
+            gram = gram.to(place) + (transposed @ x).to(place).double()
+            cross = cross.to(place) + (transposed @ y).to(place).double()
+            count += x.shape[1]
+        return cls(gram / count, cross / count)
+
+    def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
+        """The least-squares weights (rows x columns) with nothing removed, damped towards `weight`."""
+        start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
+        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
+        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
+        refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
+        return refitted
+
+
+_MOMENT_BYTES = 1 << 28  # patches formed at once
+
+
+def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
+    """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
+    parts = (layer.patches(part) for x in inputs for part in x.split(samples_at_once(layer, x)))
+    return in_weight_order(layer, Moments.collect((patches, patches[..., :0]) for patches in parts)).gram
+
+
+def in_weight_order(layer: Layer, moments: Moments) -> Moments:
+    return Moments(layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1))
+
+
+def samples_at_once(layer: Layer, x: Tensor) -> int:
+    """Samples whose patches are formed together."""
+    if not layer.is_convolution:  # linear layers may fold samples into other axes: these are not cut
+        return max(len(x), 1)
+    kernel = layer.columns * layer.groups / x.shape[1]
+    return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))

@@ -1,0 +1,176 @@
+"""What happens in a run, as small frozen values.
+
+A run notifies its listeners of every event, in order. The report is the fold of the events (`snows.results.report`), the
+progress bar is a listener, and so is the callable that `snows.prune` takes as `progress=`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in a run. `str(event)` says it in a few words."""
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """A layer that will be pruned."""
+
+    name: str
+    parameter: str
+    shape: tuple[int, ...]
+    pattern: str  # "given" where the mask was given
+    horizon: int | None  # None: mask only
+    group: tuple[str, ...]  # the layers it is solved together with, itself included
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A layer that stays dense, and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """Everything is read and planned; the work begins."""
+
+    model: str
+    pattern: str
+    mask: str
+    recipe: Mapping[str, Any]
+    layers: tuple[LayerFacts, ...]
+    dense_layers: tuple[DenseLayer, ...]
+    network_weights: int
+    samples: int
+    held_out_samples: int
+    seed: int
+    device: str
+    versions: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.model} to {self.pattern}"
+
+
+@dataclass(frozen=True)
+class Warned(Event):
+    """The user was warned; the work goes on."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return f"warning: {self.message}"
+
+
+@dataclass(frozen=True)
+class MemoryEstimated(Event):
+    """How much of the device's memory the run is expected to use at its peak."""
+
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        return f"about {self.peak_bytes / 2**30:.1f} GiB of the device's memory will be used"
+
+
+@dataclass(frozen=True)
+class ChannelsPermuted(Event):
+    """Channels were re-ordered. The figures are shares of the magnitude that the best N:M masks keep."""
+
+    kept_before: float
+    kept_after: float
+
+    def __str__(self) -> str:
+        return "channels re-ordered"
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """How one layer was solved in one sweep. Losses are K-step losses of the fitted samples; `held_out…` are those of
+    the held-out samples."""
+
+    sweep: int
+    loss_masked: float  # of the weights before the solve, masked
+    loss_start: float
+    loss: float
+    start: str
+    outcome: str
+    newton_steps: int
+    cg_steps: int
+    negative_curvature: int
+    curvature: str
+    relative_damping: float  # of the closed form; above the recipe's ridge where the statistics were singular
+    seconds: float
+    kept: str = "solved"  # or the start, or a part of the way, where the solve did worse on held-out samples
+    held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
+    held_out: float = math.nan  # of the weights that were kept
+
+    @property
+    def worse(self) -> bool:
+        """Whether the solve did worse on held-out samples than what was kept."""
+        return self.kept != "solved"
+
+
+@dataclass(frozen=True)
+class LayerStarted(Event):
+    """One layer, or several that are solved together, is next: number `index` of `total` in this sweep."""
+
+    layers: tuple[str, ...]
+    index: int
+    total: int
+    sweep: int
+    sweeps: int
+
+    @property
+    def layer(self) -> str:
+        return " + ".join(self.layers)
+
+    def __str__(self) -> str:
+        return f"sweep {self.sweep + 1}/{self.sweeps}  {self.layer}"
+
+
+@dataclass(frozen=True)
+class LayerSolved(LayerStarted):
+    """The same layers have their new weights."""
+
+    solve: SolveReport
+
+
+@dataclass(frozen=True)
+class DistillStep(Event):
+    """One step of the last stage, in which all kept weights are trained together."""
+
+    step: int
+    steps: int
+
+    def __str__(self) -> str:
+        return "last stage, all layers together"
+
+
+@dataclass(frozen=True)
+class Distilled(Event):
+    """The last stage has ended. Losses are of the held-out samples, or of the fitted ones if none are held out."""
+
+    steps: int
+    loss_before: float
+    loss: float  # of the weights that were kept
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunFinished(Event):
+    """The weights are final. `kept` counts them, by parameter name."""
+
+    kept: Mapping[str, int]
+    seconds: float
+    recalled_solves: int  # that an earlier, interrupted call had finished
+    peak_memory_bytes: int | None  # None: not measured
+
+
+Listener = Callable[[Event], None]

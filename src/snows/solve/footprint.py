@@ -1,0 +1,57 @@
+"""What a run holds at once: sizes of pieces, and what is kept between passes."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from ..devices.memory import Memory
+from ..graph import Graph
+from ..graph.segment import Cost, SampleLayout
+from ..plan import Plan, PlannedLayer
+from ..recipe import Recipe
+from .objective import CurvatureKind
+
+_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
+
+
+GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
+
+
+def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
+    """What a linearized segment holds for one sample."""
+    if kind == "gauss-newton":
+        return cost.slope_bytes * precision.itemsize // torch.float32.itemsize
+    return 2 * cost.bytes  # every value is needed twice, at most
+
+
+def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memory: Memory) -> list[Node]:
+    """Operations whose outputs in the dense network are computed once, for all layers and sweeps: all that are targets
+    of some layer, where there is room for all samples of them, or none."""
+    if recipe.targets != "dense-stream":
+        return []
+    segments = [graph.segment([planned.layer for planned in group], group[0].horizon) for group in plan.groups]
+    layouts = {layout for segment in segments for layout in segment.sample_layouts}
+    if layouts != {SampleLayout(axis=0, inner=False)}:
+        return []
+    names = {name for segment in segments for name in segment.outputs}
+    nodes = [node for node in graph.operations if node.name in names]
+    live = max(graph.live_bytes(segment.position) for segment in segments)
+    held = sum(node.meta["bytes"] for node in nodes) + max(segment.cost.prelude_bytes for segment in segments)
+    return nodes if held * samples <= memory.targets(live, samples) else []
+
+
+def micro_batch_size(
+    graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
+) -> int:
+    """Samples in one piece, so that a pass over the largest segment fits."""
+
+    def needed(group: tuple[PlannedLayer, ...]) -> int:
+        cost = graph.cost([planned.layer for planned in group], group[0].horizon)
+        live = graph.live_bytes(min(planned.layer.position for planned in group))
+        return int(GRADIENT * cost.bytes) + cost.output_bytes + cost.prelude_bytes + 2 * live
+
+    largest = max((needed(group) for group in plan.groups), default=1)
+    fitting = memory.one_pass // max(largest, 1)
+    wanted = recipe.minibatch or recipe.product_samples or samples
+    return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))
