@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,9 +75,7 @@ class Builder:
             node.meta["sample_layout"] = None
         layers = find_layers(self.nodes, self.names, self.parameters)
         outputs = outputs or (self.nodes[-1],)
-        return Graph(
-            self.inputs, self.nodes, list(outputs), self.names, self.parameters, layers, list(self.parameters)
-        )
+        return Graph(self.inputs, self.nodes, list(outputs), self.names, self.parameters, layers, list(self.parameters))
 
 
 def layer_of(graph: Graph, parameter: str) -> Layer:
@@ -127,7 +125,7 @@ def made(case: Case) -> tuple[Builder, Node, Node]:
 
 def _windows() -> Iterator[tuple[str, Case]]:
     for n in (1, 2, 3):
-        shape = (SAMPLES, 4) + (6, 4, 4)[:n]
+        shape = (SAMPLES, 4, *(6, 4, 4)[:n])
         two, pads, scales = [2] * n, [1, 0] * n, [2.0] * n
         yield f"avg_pool{n}d", Case(getattr(aten, f"avg_pool{n}d").default, (X, two), shape=shape)
         yield f"max_pool{n}d", Case(getattr(aten, f"max_pool{n}d").default, (X, two), shape=shape)
@@ -141,8 +139,11 @@ def _windows() -> Iterator[tuple[str, Case]]:
         for kind in ("upsample_nearest", "_upsample_nearest_exact"):
             yield f"{kind}{n}d", Case(getattr(aten, f"{kind}{n}d").vec, (X, None, scales), shape=shape)
     for n in (2, 3):
-        shape = (SAMPLES, 4) + (6, 4, 4)[:n]
-        yield f"_adaptive_avg_pool{n}d", Case(getattr(aten, f"_adaptive_avg_pool{n}d").default, (X, [2] * n), shape=shape)
+        shape = (SAMPLES, 4, *(6, 4, 4)[:n])
+        yield (
+            f"_adaptive_avg_pool{n}d",
+            Case(getattr(aten, f"_adaptive_avg_pool{n}d").default, (X, [2] * n), shape=shape),
+        )
 
 
 def _smooth(*names: str) -> Iterator[tuple[str, Case]]:
@@ -151,7 +152,7 @@ def _smooth(*names: str) -> Iterator[tuple[str, Case]]:
 
 
 ONE_D, THREE_D, MATRIX, BATCHED = (SAMPLES, 4, 6), (SAMPLES, 4, 3, 3, 3), (SAMPLES, 6), (SAMPLES, 4, 6)
-OTHER = random(SAMPLES, 4, 6, 6, seed=5)
+OTHER, VALUES = random(SAMPLES, 4, 6, 6, seed=5), random(SAMPLES, 4, 6, 5)
 
 CASES: dict[str, Case] = {
     "conv1d": Case(aten.conv1d.default, (X, random(5, 4, 3), random(5), [1], [1]), shape=ONE_D),
@@ -166,7 +167,7 @@ CASES: dict[str, Case] = {
     "conv_transpose3d": Case(aten.conv_transpose3d.input, (X, random(4, 5, 2, 2, 2)), shape=THREE_D),
     "bilinear": Case(aten.bilinear.default, (X, random(SAMPLES, 5), random(2, 6, 5)), shape=MATRIX),
     "embedding": Case(aten.embedding.default, (X, torch.tensor([[2, 0], [1, 1]])), shape=(SAMPLES, 4)),
-    "scaled_dot_product_attention": Case(aten.scaled_dot_product_attention.default, (X, OTHER, random(SAMPLES, 4, 6, 5))),
+    "scaled_dot_product_attention": Case(aten.scaled_dot_product_attention.default, (X, OTHER, VALUES)),
     "matmul": Case(aten.matmul.default, (X, random(6, 5))),
     "bmm": Case(aten.bmm.default, (X, random(SAMPLES, 6, 5)), shape=BATCHED),
     "mm": Case(aten.mm.default, (X, random(6, 5)), shape=MATRIX),
@@ -192,7 +193,7 @@ CASES: dict[str, Case] = {
     "rms_norm": Case(aten.rms_norm.default, (X, [6], random(6))),
     "native_layer_norm": Case(aten.native_layer_norm.default, (X, [6], random(6), random(6, seed=1), 1e-5)),
     "add": Case(aten.add.Tensor, (X, OTHER)),
-    "mul": Case(aten.mul.Tensor, (X, OTHER)),
+    "mul": Case(aten.mul.Tensor, (X, random(4, 1, 1))),
     "addcmul": Case(aten.addcmul.default, (random(4, 1, 1), X, random(4, 1, 1, seed=1))),
     "div": Case(aten.div.Tensor, (X, OTHER)),
     "sub": Case(aten.sub.Tensor, (X, OTHER)),
@@ -260,8 +261,6 @@ CASES: dict[str, Case] = {
 NEVER_IN_A_GRAPH = {"batch_norm"}  # captured as something else
 RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # only ever refused
 
-Function = Callable[[Tensor], Tensor]
-
 
 class _Saved:
     """A tensor that autograd holds."""
@@ -291,7 +290,7 @@ class Held:
 
     def bytes(self, chain: Chain, samples: int) -> int:
         """Of the tensors that have an axis as long as this number of samples: others are the same for all samples."""
-        gc.collect()
+        gc.collect(1)  # what was made just now
         tensors = [saved.tensor for saved in self._saved]
         for step in chain._steps:
             tensors += tensors_in(step.push, step.pull)

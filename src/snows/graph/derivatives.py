@@ -106,7 +106,7 @@ def _scaled(value: Tensor, factor: Any, dtype: torch.dtype) -> Local:
 def _convolution(node: Node, sources: tuple[Node, ...], run: Run) -> Make | None:
     args: Any = node.args
     x, weight, *_ = args
-    if sources not in ((x,), (weight,)):
+    if sources not in ((x,), (weight,)) or x is weight:
         return None
     options: Any = {name: value for name, value in node.kwargs.items() if name != "bias"}
     arguments = spread_arguments(weight.meta["val"], *args[3:], **options)
@@ -145,6 +145,8 @@ def _linear(node: Node, sources: tuple[Node, ...], run: Run) -> Make | None:
         rows = inputs.reshape(-1, inputs.shape[-1])
         return Local(run(values), lambda v: F.linear(inputs, v), lambda u: (u.reshape(-1, u.shape[-1]).T @ rows,))
 
+    if x is weight:
+        return None
     if sources == (x,):
         return varying_input
     return varying_weight if sources == (weight,) else None
