@@ -12,7 +12,7 @@ from torch.fx import Node
 from ..data.preparation import prepare
 from ..errors import InputError
 from ..graph import Graph
-from ..graph.operators import CONVOLUTION, FUSED_ATTENTION, SHAPE, SOFTMAX, is_attention
+from ..graph.operators import Family, is_attention, operator_of, softmax_of
 
 _MOST_PREFIX_TOKENS = 16  # class, distillation and register tokens
 
@@ -42,7 +42,7 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
 
 def _attention_shares(graph: Graph, attention: Node, leaves: list[Any]) -> Tensor:
     """What each token takes from each other one, of the only sample: heads x tokens x tokens."""
-    softmax = _softmax_before(attention)
+    softmax = softmax_of(attention)  # None in a fused attention
     wanted = [a for a in attention.all_input_nodes if "position" in a.meta] if softmax is None else [softmax]
     values = {node.name: leaf for node, leaf in zip(graph.inputs, leaves, strict=True)}
     with torch.no_grad():
@@ -82,22 +82,10 @@ def _fused_shares(
     return scores.softmax(-1)
 
 
-def _softmax_before(attention: Node) -> Node | None:
-    """Of attention that is written out: what the values are multiplied with. None where it is one fused operation."""
-    if attention.target in FUSED_ATTENTION:
-        return None
-    for argument in attention.all_input_nodes:
-        node: Any = argument
-        while isinstance(node, Node) and node.target in SHAPE and node.args:
-            node = node.args[0]
-        if isinstance(node, Node) and node.target in SOFTMAX:
-            return node
-    raise AssertionError("such a product is no attention")
-
-
 def _patch_grid(graph: Graph, tokens: int, image: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of the patches, which are the last tokens; at least one token is before them."""
-    sizes = [node.meta["val"].shape[2:] for node in graph.nodes if node.target in CONVOLUTION]
+    convolutions = [node for node in graph.nodes if operator_of(node).family is Family.CONVOLUTION]
+    sizes = [node.meta["val"].shape[2:] for node in convolutions]
     grids = {(int(size[0]), int(size[1])) for size in sizes if len(size) == 2}
     for prefix in range(1, _MOST_PREFIX_TOKENS + 1):  # where no convolution cuts the patches: those of the image's form
         rows = round(math.sqrt(max(tokens - prefix, 0) * image[0] / image[1]))

@@ -36,7 +36,7 @@ def linear_probe(
 
 def _classifier(graph: Graph, name: str) -> Layer:
     """The layer that is executed last, whether or not its weight could be pruned."""
-    layers = [layer for layer in graph.layers if layer.node is not None]
+    layers = [layer for layer in graph.layers if layer.in_graph]
     if not layers:
         raise InputError(f"{name} has no layer whose input could serve as features")
     return max(layers, key=lambda layer: layer.position)
@@ -44,7 +44,6 @@ def _classifier(graph: Graph, name: str) -> Layer:
 
 def _features(world: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor:
     """One row a sample, in float64; features of several positions are averaged."""
-    assert layer.node is not None
     graph = world.graph
     dtype = next(value.dtype for value in graph.parameters.values() if value.is_floating_point())
     program = graph.giving([a for a in layer.node.all_input_nodes if a.name == layer.input])
