@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from . import events
 from .data.preparation import ONE_AT_A_TIME, Prepared, as_device, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
@@ -79,7 +80,7 @@ def prune(
     recipe: Recipe | str = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Callable[[Event], None] = True,
+    progress: bool | Callable[[events.Event], None] = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -128,7 +129,7 @@ def prune(
         ONE_AT_A_TIME,
         warnings.catch_warnings(record=True) as caught,
         _own_world(device),
-        _telling(progress, solves) as (tell, say),
+        _telling(progress, solves) as (tell, notify),
     ):
         warnings.simplefilter("always", SnowsWarning)
         world = prepare(model, calibration, device, seed, labels == "given")
@@ -166,7 +167,7 @@ def prune(
             if solver is not None and world.device.type != "cpu":
                 count = fitted.count + judged.count
                 expected = Estimate(world.graph, plan, concrete, limits, world.device, count, size).peak()
-                say(f"about {expected / 2**30:.1f} GiB of the device's memory will be used")
+                notify(events.MemoryEstimated(expected))
             choice = cascade(
                 world.graph,
                 plan_of_method,
@@ -224,23 +225,26 @@ def _own_world(device: torch.device | str | None) -> Iterator[None]:
 
 @contextmanager
 def _telling(
-    progress: bool | Callable[[Event], None], solves: dict[str, list[SolveReport]]
-) -> Iterator[tuple[Callable[[Event], None], Callable[[str], None]]]:
-    """Where the cascade's events go: into the report, and to the caller's callback or the progress bar; and where the
-    bar's reader is told something in words."""
+    progress: bool | Callable[[events.Event], None], solves: dict[str, list[SolveReport]]
+) -> Iterator[tuple[Callable[[Event], None], Callable[[events.Event], None]]]:
+    """Where the cascade's events go: into the report, and to the caller's listener or the progress bar."""
     bar = ProgressBar() if progress is True else None
+    notify: Callable[[events.Event], None] = bar or (progress if callable(progress) else lambda event: None)
 
     def tell(event: Event) -> None:
         if event.solve is not None:
             for layer in event.layers:
                 solves.setdefault(layer, []).append(event.solve)
-        if bar is not None:
-            bar.show(event)
-        elif callable(progress):
-            progress(event)
+        place = (event.layers, event.index, event.total, event.sweep, event.sweeps)
+        if event.finishing:
+            notify(events.DistillStep(event.index, event.total))
+        elif event.solve is None:
+            notify(events.LayerStarted(*place))
+        else:
+            notify(events.LayerSolved(*place, event.solve))
 
     try:
-        yield tell, bar.say if bar is not None else lambda words: None
+        yield tell, notify
     finally:
         if bar is not None:
             bar.close()
@@ -366,7 +370,7 @@ def _report(
     return Report(
         model=type(model).__name__,
         layers=[layer_report(planned) for planned in plan.pruned],
-        dense_layers=[DenseLayer(layer.name, list(layer.shape), reason) for layer, reason in plan.dense],
+        dense_layers=[DenseLayer(layer.name, tuple(layer.shape), reason) for layer, reason in plan.dense],
         network_weights=sum(parameter.numel() for parameter in model.parameters()),
         versions={"snows": __version__, "torch": str(torch.__version__)},
     )
