@@ -20,18 +20,18 @@ _MOST_PREFIX_TOKENS = 16  # class, distillation and register tokens
 def attention_map(model: nn.Module, image: Tensor) -> Tensor:
     """Show how the class token spreads its attention over the patches, in the last attention of a vision transformer.
 
-    Parameters:
-        model: a vision transformer whose class token comes first. The attention is found in the captured graph: it may
+    Args:
+        model: A vision transformer whose class token comes first. The attention is found in the captured graph: it may
             be one fused operation, or products around a softmax.
-        image: one image as the model takes it, channels x height x width.
+        image: One image as the model takes it, channels x height x width.
 
     Returns:
         Attention weights: heads x rows x columns of patches. The rest up to 1 is the attention of each head to the
         class token and other tokens that are not patches.
 
     Raises:
-        InputError: the image is not one image, the model has no attention, or its tokens are not a grid of patches.
-        CaptureError: torch.export cannot capture the model.
+        InputError: The image is not one image, the model has no attention, or its tokens are not a grid of patches.
+        CaptureError: Torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch

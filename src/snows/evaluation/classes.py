@@ -18,12 +18,12 @@ def evaluate(
 ) -> dict[str, float]:
     """Measure a classifier or a causal language model on samples. The model is left as it was.
 
-    Parameters:
-        model: a classifier (scores: samples x classes) or a causal language model (samples x tokens x vocabulary).
-        x: the samples. For a language model: windows of tokens, samples x length.
-        y: labels of a classifier's samples, one whole number each. A language model takes none.
-        dense: the dense network to compare with, or a classifier's dense scores for `x`.
-        batch: samples to run at once.
+    Args:
+        model: A classifier (scores: samples x classes) or a causal language model (samples x tokens x vocabulary).
+        x: The samples. For a language model: windows of tokens, samples x length.
+        y: Labels of a classifier's samples, one whole number each. A language model takes none.
+        dense: The dense network to compare with, or a classifier's dense scores for `x`.
+        batch: Samples to run at once.
 
     Returns:
         Fractions, not percentages. With `y`: `top1`, `top5` and `loss` (cross-entropy). With `dense`: `agreement` (the
@@ -31,7 +31,7 @@ def evaluate(
         ones). For a language model: `perplexity`; `agreement` and `kl` are then means over tokens.
 
     Raises:
-        InputError: the samples, the labels and the model do not fit together, or there is nothing to compare with.
+        InputError: The samples, the labels and the model do not fit together, or there is nothing to compare with.
 
     Example:
         >>> import snows, torch

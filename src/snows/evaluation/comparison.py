@@ -23,7 +23,7 @@ from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
 from ..listeners.progress import ProgressBar
 from ..patterns.base import PatternRules
-from ..plan import Names, make_plan
+from ..plan import Names, as_names, make_plan
 from ..recipe import Recipe, as_recipe
 from ..results.folder import Folder, digest
 from ..results.report import finite
@@ -59,27 +59,27 @@ def compare(
 ) -> Comparison:
     """Prune with every mask to every pattern, without and with SNOWS, and put the networks side by side.
 
-    Parameters:
-        model, layers, exclude, horizon, recipe, device, seed, permute, memory: as for `snows.prune`.
-        calibration: as for `snows.prune`. It is read once, so all networks see the same samples.
-        patterns: one pattern or a list of them, each as for `snows.prune`.
-        masks: one mask, a list, or {name: mask}, each as for `snows.prune`. Complete masks take no pattern.
-        test: samples to evaluate the networks on. They should not be among the calibration samples.
-        test_labels: their labels. Without labels the networks are only compared with the dense one.
-        labels: which labels mask methods with a loss use: "model", the network's own predictions, or "given", those of
+    Args:
+        model, layers, exclude, horizon, recipe, device, seed, permute, memory: As for `snows.prune`.
+        calibration: As for `snows.prune`. It is read once, so all networks see the same samples.
+        patterns: One pattern or a list of them, each as for `snows.prune`.
+        masks: One mask, a list, or {name: mask}, each as for `snows.prune`. Complete masks take no pattern.
+        test: Samples to evaluate the networks on. They should not be among the calibration samples.
+        test_labels: Their labels. Without labels the networks are only compared with the dense one.
+        labels: Which labels mask methods with a loss use: "model", the network's own predictions, or "given", those of
             the calibration data.
-        out: a folder that keeps every finished network's figures. The same call continues where it was stopped, also
+        out: A folder that keeps every finished network's figures. The same call continues where it was stopped, also
             with more patterns and masks. A folder made with other settings is refused.
-        progress: whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar on standard error.
 
     Returns:
         A row of figures for each network, the dense one first. A network that cannot be made is a row with its error,
         and the others go on.
 
     Raises:
-        ArgumentError: an option is not understood.
-        InputError: the samples do not fit the model, or the folder holds something else.
-        CaptureError: torch.export cannot capture the model.
+        ArgumentError: An option is not understood.
+        InputError: The samples do not fit the model, or the folder holds something else.
+        CaptureError: Torch.export cannot capture the model.
         ComparisonInterrupted: Ctrl-C was pressed; its `comparison` holds what was finished.
 
     Example:
@@ -103,7 +103,7 @@ def compare(
             stacklevel=2,
         )
     options: dict[str, Any] = {
-        "layers": _name_list(layers), "exclude": _name_list(exclude), "recipe": chosen, "labels": labels,
+        "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen, "labels": labels,
         "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
@@ -290,14 +290,6 @@ def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> No
         raise ArgumentError("test_labels are given without test; expected the samples they belong to")
     if labels not in ("model", "given"):
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
-
-
-def _name_list(names: Names) -> list[str] | None:
-    """Names as a list: an iterator would be empty for the second cell."""
-    if names is None:
-        return None
-    several = [names] if isinstance(names, str) else names
-    return [part.strip() for name in several for part in str(name).split(",") if part.strip()]
 
 
 def _read_once(calibration: Any) -> Any:

@@ -13,11 +13,12 @@ from ..data.preparation import prepare
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Graph, Segment
 from ..patterns.base import PatternRules
-from ..plan import Names, Plan, PlannedLayer, make_plan, resolve
+from ..plan import Names, Plan, PlannedLayer, make_plan
 from ..recipe import Recipe, as_recipe
 from ..solve.estimate import Estimate
 from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
+from ..solve.settings import Settings, resolve
 
 _TIMED_SAMPLES = 16
 
@@ -40,13 +41,13 @@ class LayerInspection:
 class Inspection:
     """The plan of a run, as `snows.inspect` returns it.
 
-    Parameters:
-        model: the model's class.
-        samples: calibration samples of the run.
-        sweeps: passes over all layers.
-        layers: every layer. Those that stay dense come last, each with its reason.
-        network_weights: all weights of the model, biases and norms included.
-        finish_seconds: estimate for the last stage; 0 if there is none.
+    Attributes:
+        model: The model's class.
+        samples: Calibration samples of the run.
+        sweeps: Passes over all layers.
+        layers: Every layer. Those that stay dense come last, each with its reason.
+        network_weights: All weights of the model, biases and norms included.
+        finish_seconds: Estimate for the last stage; 0 if there is none.
 
     Example:
         >>> import snows, torch
@@ -91,18 +92,18 @@ def inspect(
 ) -> Inspection:
     """Plan a run without doing it: what happens to each layer, and estimates of memory and time.
 
-    Parameters:
-        model, pattern, layers, exclude, horizon, recipe, device, memory: as for `snows.prune`.
-        calibration: as for `snows.prune`; a few samples are enough.
-        samples: how many samples the run would use. Default: those of `calibration`.
+    Args:
+        model, pattern, layers, exclude, horizon, recipe, device, memory: As for `snows.prune`.
+        calibration: As for `snows.prune`; a few samples are enough.
+        samples: How many samples the run would use. Default: those of `calibration`.
 
     Returns:
         A row for every layer, and the totals.
 
     Raises:
-        ArgumentError: an option is not understood.
-        InputError: the samples do not fit the model.
-        CaptureError: torch.export cannot capture the model.
+        ArgumentError: An option is not understood.
+        InputError: The samples do not fit the model.
+        CaptureError: Torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch
@@ -119,19 +120,18 @@ def inspect(
     prepared = prepare(model, calibration, device, seed=0)
     graph, shown = prepared.graph, samples or prepared.samples.count
     fitted = shown * (2 if chosen.mirror else 1)
-    chosen = resolve(chosen, graph, prepared.device.type, rules)
-    assert isinstance(chosen.sweeps, int)
-    plan = make_plan(graph, rules, chosen.horizon, layers, exclude)
+    settings = resolve(chosen, graph, prepared.device.type, rules)
+    plan = make_plan(graph, rules, settings.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, prepared.samples.count)
     speed = _flops_per_second(graph, prepared.samples.rows(0, timed), timed)
     limits = memory_limits(prepared.device, budget)
-    micro = micro_batch_size(graph, plan, fitted, chosen, prepared.device, limits)
-    estimate = Estimate(graph, plan, chosen, limits, prepared.device, fitted, micro)
+    micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits)
+    estimate = Estimate(graph, plan, settings, limits, prepared.device, fitted, micro)
     rows = _pruned_layers(estimate, plan, speed)
     rows += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
-    last_stage = _finish_seconds(graph, chosen, fitted, speed)
-    return Inspection(type(model).__name__, shown, chosen.sweeps, tuple(rows), weights, last_stage)
+    last_stage = _finish_seconds(graph, settings, fitted, speed)
+    return Inspection(type(model).__name__, shown, settings.sweeps, tuple(rows), weights, last_stage)
 
 
 def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerInspection]:
@@ -147,7 +147,7 @@ def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerIn
                 pattern=str(planned.pattern),
                 reason=None,
                 horizon=planned.horizon,
-                curvature=curvature_kind(estimate.recipe, segment),
+                curvature=curvature_kind(estimate.settings.curvature, segment),
                 memory_bytes=estimate.of_group(group),
                 seconds=_layer_flops(estimate, planned, group, segment) / speed,
             )
@@ -157,23 +157,22 @@ def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerIn
 
 def _layer_flops(estimate: Estimate, planned: PlannedLayer, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
     """Of all sweeps: passes over the segment, shared by the group, and the layer's Gram matrix."""
-    recipe, samples, layer = estimate.recipe, estimate.samples, planned.layer
-    assert isinstance(recipe.sweeps, int)
-    if recipe.minibatch is not None:
-        passes = samples * recipe.newton_steps * (4 * recipe.cg_steps + 7)
+    settings, samples, layer = estimate.settings, estimate.samples, planned.layer
+    newton = settings.newton
+    if settings.in_minibatches:
+        passes = samples * newton.steps * (4 * newton.cg.max_steps + 7)
     else:  # targets, three losses, a gradient (3), and two for each product
-        products = min(estimate.product_samples(group) or samples, samples)
-        passes = samples * 7 + products * recipe.newton_steps * (2 * recipe.cg_steps + 5)
+        products = estimate.product_samples(group)
+        passes = samples * 7 + products * newton.steps * (2 * newton.cg.max_steps + 5)
     positions: float = estimate.graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
     gram = 2 * samples * positions * layer.columns**2 * layer.groups
-    return recipe.sweeps * (passes * segment.cost.flops / len(group) + gram)
+    return settings.sweeps * (passes * segment.cost.flops / len(group) + gram)
 
 
-def _finish_seconds(graph: Graph, recipe: Recipe, samples: int, speed: float) -> float:
+def _finish_seconds(graph: Graph, settings: Settings, samples: int, speed: float) -> float:
     """Each step runs the dense and the pruned network forward, and the pruned one backward, which counts twice."""
-    assert isinstance(recipe.finish_steps, int)
     flops: int = sum(node.meta["flops"] for node in graph.nodes)
-    return 4 * recipe.finish_steps * min(recipe.finish_batch, samples) * flops / speed
+    return 4 * settings.distill.steps * min(settings.distill.batch, samples) * flops / speed
 
 
 def _flops_per_second(graph: Graph, inputs: list[Any], samples: int) -> float:

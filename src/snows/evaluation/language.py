@@ -19,15 +19,15 @@ _SCORES_AT_ONCE = 1 << 26  # numbers. Vocabularies are large, so the scores boun
 def token_windows(tokens: Tensor, length: int) -> Tensor:
     """Cut the tokens of a text into windows. Tokens left over at the end are dropped.
 
-    Parameters:
-        tokens: the text, one row of whole numbers.
-        length: tokens in a window, at least 2.
+    Args:
+        tokens: The text, one row of whole numbers.
+        length: Tokens in a window, at least 2.
 
     Returns:
         The windows: samples x length.
 
     Raises:
-        InputError: the tokens are no row of whole numbers, or too few for one window.
+        InputError: The tokens are no row of whole numbers, or too few for one window.
 
     Example:
         >>> import snows, torch
@@ -48,16 +48,16 @@ def token_windows(tokens: Tensor, length: int) -> Tensor:
 def perplexity(model: nn.Module, tokens: Tensor, batch: int | None = None) -> float:
     """Measure how well a causal language model predicts a text: exp of the mean cross-entropy of its next tokens.
 
-    Parameters:
-        model: a causal language model. Its output, or the output's `logits`, is samples x length x vocabulary.
-        tokens: windows without padding, samples x length; `token_windows` cuts a text into them.
-        batch: windows to run at once. Default: as many as give a moderate number of scores.
+    Args:
+        model: A causal language model. Its output, or the output's `logits`, is samples x length x vocabulary.
+        tokens: Windows without padding, samples x length; `token_windows` cuts a text into them.
+        batch: Windows to run at once. Default: as many as give a moderate number of scores.
 
     Returns:
         The perplexity. 1 is perfect; guessing evenly gives the size of the vocabulary.
 
     Raises:
-        InputError: the tokens are no windows of whole numbers, or the model does not give scores for them.
+        InputError: The tokens are no windows of whole numbers, or the model does not give scores for them.
 
     Example:
         >>> import snows, torch

@@ -43,10 +43,10 @@ class Row:
 class Comparison:
     """Networks side by side, as `snows.compare` returns them.
 
-    Parameters:
-        settings: what the networks have in common: model, samples, recipe, device, versions and so on.
-        rows: the dense network first, then one row for each pattern and mask, without and with SNOWS.
-        reused: how many rows an earlier call with the same folder had finished.
+    Attributes:
+        settings: What the networks have in common: model, samples, recipe, device, versions and so on.
+        rows: The dense network first, then one row for each pattern and mask, without and with SNOWS.
+        reused: How many rows an earlier call with the same folder had finished.
 
     Example:
         >>> import snows, torch

@@ -23,20 +23,20 @@ def linear_probe(
     Features are the input of the model's last layer. The classifier is a ridge regression of the classes on them, in
     closed form. A fifth of the training samples chooses the strength of the ridge; then all of them are fitted.
 
-    Parameters:
-        model: the network whose features are judged. Its own classes do not matter.
-        train: samples to fit the classifier to.
-        train_labels: their classes, one whole number each.
-        test: samples to judge the classifier on.
-        test_labels: their classes.
-        batch: samples to run at once.
+    Args:
+        model: The network whose features are judged. Its own classes do not matter.
+        train: Samples to fit the classifier to.
+        train_labels: Their classes, one whole number each.
+        test: Samples to judge the classifier on.
+        test_labels: Their classes.
+        batch: Samples to run at once.
 
     Returns:
         The share of test samples that the classifier gets right.
 
     Raises:
-        InputError: samples are missing, labels do not fit them, or the model has no layer.
-        CaptureError: torch.export cannot capture the model.
+        InputError: Samples are missing, labels do not fit them, or the model has no layer.
+        CaptureError: Torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..events import DistillStep, Event, LayerSolved, LayerStarted, MemoryEstimated
+from ..events import DistillStep, Event, LayerSolved, LayerStarted, Listener, MemoryEstimated
 
 
 class ProgressBar:
@@ -73,3 +75,15 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def listening(progress: bool | Listener) -> Iterator[Listener]:
+    """The listener that `progress=` of `snows.prune` means: a progress bar, the caller's own, or one that does nothing."""
+    if callable(progress):
+        yield progress
+    elif progress:
+        with ProgressBar() as bar:
+            yield bar
+    else:
+        yield lambda event: None
