@@ -1,4 +1,4 @@
-"""`snows.compare`: every cell there, failures as rows, and folders that go on where they were stopped."""
+"""`snows.compare`: every network is a row, failures too, and a folder continues where it was stopped."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def test_without_test_samples() -> None:
 def test_failures_are_rows_and_the_others_go_on() -> None:
     refuses = Watched("refuses", 1, InputError("this layer\nis not for me"))
     fills = Watched("fills", 2, torch.OutOfMemoryError("CUDA out of memory"))
-    found = compare(masks={"a": refuses, "b": fills})
+    with pytest.warns(SnowsWarning, match="out of memory at 2: going on with"):
+        found = compare(masks={"a": refuses, "b": fills})
     assert [row.error for row in found.pruned] == [
         "this layer is not for me",
         None,

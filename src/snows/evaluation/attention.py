@@ -31,7 +31,7 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
 
     Raises:
         InputError: The image is not one image, the model has no attention, or its tokens are not a grid of patches.
-        CaptureError: Torch.export cannot capture the model.
+        CaptureError: torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch
@@ -43,7 +43,7 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
         ...         self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
         ...         self.head = torch.nn.Linear(8, 5)
         ...     def forward(self, x):
-        ...         x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x).flatten(2).mT], 1)
+        ...         x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.patches(x).flatten(2).mT], 1)
         ...         return self.head(self.attention(x, x, x, need_weights=False)[0][:, 0])
         >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
         torch.Size([2, 4, 6])

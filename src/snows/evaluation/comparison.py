@@ -79,8 +79,8 @@ def compare(
     Raises:
         ArgumentError: An option is not understood.
         InputError: The samples do not fit the model, or the folder holds something else.
-        CaptureError: Torch.export cannot capture the model.
-        ComparisonInterrupted: Ctrl-C was pressed; its `comparison` holds what was finished.
+        CaptureError: torch.export cannot capture the model.
+        ComparisonInterrupted: Ctrl-C was pressed (it is a KeyboardInterrupt); its `comparison` holds what was finished.
 
     Example:
         >>> import snows, torch
@@ -103,8 +103,8 @@ def compare(
             stacklevel=2,
         )
     options: dict[str, Any] = {
-        "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen, "labels": labels,
-        "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
+        "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
+        "labels": labels, "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     table = _open_table(task, cells, out)

@@ -103,7 +103,7 @@ def inspect(
     Raises:
         ArgumentError: An option is not understood.
         InputError: The samples do not fit the model.
-        CaptureError: Torch.export cannot capture the model.
+        CaptureError: torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch

@@ -36,7 +36,7 @@ def linear_probe(
 
     Raises:
         InputError: Samples are missing, labels do not fit them, or the model has no layer.
-        CaptureError: Torch.export cannot capture the model.
+        CaptureError: torch.export cannot capture the model.
 
     Example:
         >>> import snows, torch

@@ -47,12 +47,10 @@ class ProgressBar:
         if isinstance(event, MemoryEstimated):
             self.print(str(event))
         elif isinstance(event, LayerStarted):
-            completed = event.sweep * event.total + event.index + isinstance(event, LayerSolved)
-            self._progress.update(
-                self._task, description=str(event), completed=completed, total=event.sweeps * event.total
-            )
+            solved = event.sweep * event.total + event.index + isinstance(event, LayerSolved)
+            self._show(str(event), solved, event.sweeps * event.total)
         elif isinstance(event, DistillStep):
-            self._progress.update(self._task, description=str(event), completed=event.step, total=event.steps)
+            self._show(str(event), event.step, event.steps)
 
     def describe(self, description: str) -> None:
         self._progress.update(self._task, description=description)
@@ -64,6 +62,9 @@ class ProgressBar:
         """A line above the bar, which stays."""
         if self._shown:
             self._console.print(line, markup=False, highlight=False)
+
+    def _show(self, description: str, completed: int, total: int) -> None:
+        self._progress.update(self._task, description=description, completed=completed, total=total)
 
     def close(self) -> None:
         self._progress.stop()
@@ -79,7 +80,7 @@ class ProgressBar:
 
 @contextmanager
 def listening(progress: bool | Listener) -> Iterator[Listener]:
-    """The listener that `progress=` of `snows.prune` means: a progress bar, the caller's own, or one that does nothing."""
+    """What `progress=` of `snows.prune` stands for: a progress bar, the caller's own listener, or one that ignores all."""
     if callable(progress):
         yield progress
     elif progress:
