@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
-    from .evaluation.inspection import inspect
+    from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
+    from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
     from .masks.alps import ALPS
@@ -45,9 +46,11 @@ _HOME = {
     "CAP": "masks.cap",
     "CBS": "masks.cbs",
     "CHITA": "masks.chita",
+    "Comparison": "evaluation.table",
     "Event": "events",
     "Exchange": "masks.exchange",
     "FALCON": "masks.falcon",
+    "Inspection": "evaluation.inspection",
     "Magnitude": "masks.magnitude",
     "NM": "patterns.base",
     "OBC": "masks.obc",
@@ -81,9 +84,11 @@ __all__ = [
     "OBC",
     "ArgumentError",
     "CaptureError",
+    "Comparison",
     "Event",
     "Exchange",
     "InputError",
+    "Inspection",
     "Magnitude",
     "Random",
     "Recipe",

@@ -22,6 +22,7 @@ import snows
 from snows import Event, Recipe, Result
 from snows.cli.tables import print_prune
 from snows.errors import InputError, SnowsWarning
+from snows.events import LayerSolved
 from snows.results.disk_journal import DiskJournal
 from snows.results.journal import Entry
 
@@ -63,7 +64,7 @@ def stop_after(layers: int) -> Callable[[Event], None]:
 
     def tell(event: Event) -> None:
         nonlocal done
-        done += event.solve is not None
+        done += isinstance(event, LayerSolved)
         if done == layers:
             raise StopError
 

@@ -71,30 +71,45 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
 
 
 @contextmanager
-def capturing_once() -> Iterator[None]:
-    """Within, what was prepared is not prepared again for the same model and samples, which must not change."""
+def capturing_once(model: nn.Module) -> Iterator[None]:
+    """Within, `prepare` captures this model once for the same samples. Neither may change."""
     with ONE_AT_A_TIME:
-        _REMEMBERED.append({})
+        _REMEMBERED.append((model, {}))
         try:
             yield
         finally:
             _REMEMBERED.pop()
 
 
-_REMEMBERED: list[dict[tuple[object, ...], tuple[Prepared, tuple[object, ...]]]] = []
+@dataclass(frozen=True)
+class _Remembered:
+    """What was prepared, the warnings it came with, and its samples: their id stays theirs as long as they are held."""
+
+    prepared: Prepared
+    warnings: list[warnings.WarningMessage]
+    calibration: object
+
+
+_REMEMBERED: list[tuple[nn.Module, dict[tuple[object, ...], _Remembered]]] = []
 
 
 def prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
 ) -> Prepared:
     """Copy, read, shuffle, capture."""
-    if not _REMEMBERED:
+    if not _REMEMBERED or _REMEMBERED[-1][0] is not model:
         return _prepare(model, calibration, device, seed, with_labels)
-    key = (id(model), id(calibration), str(device), seed, with_labels)
-    if key not in _REMEMBERED[-1]:  # with the objects themselves, so that their ids stay theirs
-        _REMEMBERED[-1][key] = _prepare(model, calibration, device, seed, with_labels), (model, calibration)
-    found = _REMEMBERED[-1][key][0]
-    return replace(found, graph=found.graph.with_own_parameters())  # runs replace some
+    remembered = _REMEMBERED[-1][1]
+    key = (id(calibration), str(device), seed, with_labels)
+    if key not in remembered:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SnowsWarning)
+            prepared = _prepare(model, calibration, device, seed, with_labels)
+        remembered[key] = _Remembered(prepared, caught, calibration)
+    found = remembered[key]
+    for warning in found.warnings:  # of every run, not only of the first
+        warnings.warn(warning.message, warning.category, stacklevel=2)
+    return replace(found.prepared, graph=found.prepared.graph.with_own_parameters())  # runs replace some
 
 
 def _prepare(

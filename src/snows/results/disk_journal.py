@@ -127,3 +127,8 @@ def _start(sweep: int) -> str:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGEST]
+
+
+def count_solves(path: Path) -> int:
+    """How many finished solves of layers a folder holds."""
+    return sum(1 for _ in (path / _LAYERS).glob("sweep*-layer*.safetensors"))

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import snows
 from snows.data.samples import read_samples
 from snows.devices.memory import Memory
+from snows.events import DistillStep, Event, LayerStarted
 from snows.graph import capture
 from snows.graph.kind import is_image
 from snows.plan import own_choices, resolve
 from snows.recipe import DEFAULT, PAPER
 from snows.solve.augment import random_views
-from snows.solve.cascade import Event
 from snows.solve.distill import Finish, _error, _Gradient, _Match, _pieces
 from tests.networks import example, make
 from tests.transformers import Vision, build, images
@@ -217,15 +217,15 @@ def test_progress_is_told(model: nn.Module) -> None:
     seen: list[Event] = []
     recipe = RECIPE.replace(finish_steps=3)
     snows.prune(model, images(40), "2:4", recipe=recipe, progress=seen.append)
-    last = [event for event in seen if event.finishing]
-    assert [(event.index, event.total) for event in last] == [(1, 3), (2, 3), (3, 3)]
-    assert str(last[0]) == "finishing, all layers together"
-    assert not any(event.finishing for event in seen[: -len(last)])
+    steps = [event for event in seen if isinstance(event, DistillStep)]
+    assert [(event.step, event.steps) for event in steps] == [(1, 3), (2, 3), (3, 3)]
+    assert str(steps[0]) == "last stage, all layers together"
+    assert not any(isinstance(event, LayerStarted) for event in seen[seen.index(steps[0]) :])
 
 
 def test_a_run_that_was_stopped_in_it_ends_the_same(model: nn.Module, finished: snows.Result, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
-        if event.finishing and event.index == 20:
+        if isinstance(event, DistillStep) and event.step == 20:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"recipe": RECIPE, "resume": tmp_path / "state"}
