@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns.base import NM, Unstructured
+    from .patterns import NM, Unstructured
     from .recipe import Recipe
     from .results.storage import load
     from .results.verification import verify

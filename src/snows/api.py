@@ -24,7 +24,7 @@ from .listeners.progress import ProgressBar
 from .masks import Choice, LayerMethod, MaskMethod, NetworkMethod, as_method, default_spread
 from .masks.given import given_masks, settle_reference, warn_of_empty_rows
 from .masks.statistics import CalibratedNetwork
-from .patterns.base import NM, Pattern, PatternRules
+from .patterns import NM, Pattern, PatternRules
 from .patterns.budgets import spread_out
 from .patterns.permutation import Permuted, permute_channels
 from .plan import Names, Plan, PlannedLayer, make_plan, resolve

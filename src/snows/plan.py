@@ -15,7 +15,7 @@ from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
 from .graph.kind import is_image
 from .graph.operators import is_attention
-from .patterns.base import NM, Pattern, PatternRules
+from .patterns import NM, Pattern, PatternRules
 from .recipe import Recipe
 
 Names = str | Iterable[str] | None

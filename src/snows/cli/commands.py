@@ -464,7 +464,7 @@ def verify(
 
 def _split_patterns(texts: list[str]) -> list[str]:
     """Patterns are separated by commas, as are the parts of one that names layers: such a text is one pattern."""
-    from ..patterns.base import PatternRules
+    from ..patterns import PatternRules
 
     patterns = []
     for text in texts:

@@ -24,7 +24,7 @@ from ..devices.memory import as_bytes
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..masks import as_method
 from ..masks.given import is_mask_file
-from ..patterns.base import PatternRules
+from ..patterns import PatternRules
 from ..plan import Names, make_plan
 from ..recipe import Recipe, as_recipe
 from ..results.folder import Folder, cell_name, describe, digest

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..data.compact import removes_exactly
 from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import InputError, SnowsError
-from ..patterns.base import NM, parse_pattern
+from ..patterns import NM, parse_pattern
 from ..recipe import Recipe
 from . import probe
 from .report import SCHEMA as REPORT_SCHEMA

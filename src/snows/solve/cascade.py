@@ -18,7 +18,7 @@ from ..events import SolveReport
 from ..graph import Graph
 from ..graph.segment import Values
 from ..masks import Choice, LayerMethod
-from ..patterns.base import Pattern
+from ..patterns import Pattern
 from ..plan import Plan, PlannedLayer
 from ..recipe import Recipe
 from ..results.journal import Entry, Journal, laid_out

@@ -9,7 +9,7 @@ import torch
 
 import snows
 from snows.devices.memory import Memory
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan, resolve
 from snows.recipe import DEFAULT
 from snows.solve.estimate import Estimate

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import snows
 from snows.data.streams import Batches, Stream
 from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan, role
 from snows.solve.cascade import Event
 from snows.solve.problem import LayerProblem
