@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, CaptureError, InputError, SnowsError, SnowsWarning
+from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .evaluation.inspection import inspect
     from .evaluation.language import perplexity, token_windows
     from .evaluation.transfer import linear_probe
+    from .events import Event
+    from .masks import Choice, LayerMethod, NetworkMethod
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -34,30 +37,21 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns import NM, Unstructured
+    from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
     from .results.storage import load
     from .results.verification import verify
-    from .solve.cascade import Event
 
 _HOME = {
-    "ALPS": "masks.alps",
-    "CAP": "masks.cap",
-    "CBS": "masks.cbs",
-    "CHITA": "masks.chita",
-    "Event": "solve.cascade",
-    "Exchange": "masks.exchange",
-    "FALCON": "masks.falcon",
-    "Magnitude": "masks.magnitude",
-    "NM": "patterns.base",
-    "OBC": "masks.obc",
-    "Random": "masks.random",
+    "Choice": "masks",
+    "Event": "events",
+    "LayerMethod": "masks",
+    "NM": "patterns",
+    "NetworkMethod": "masks",
+    "Pattern": "patterns",
     "Recipe": "recipe",
     "Result": "api",
-    "SparseGPT": "masks.sparsegpt",
-    "Unstructured": "patterns.base",
-    "Wanda": "masks.wanda",
-    "WoodFisher": "masks.woodfisher",
+    "Unstructured": "patterns",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -69,6 +63,7 @@ _HOME = {
     "prune": "api",
     "token_windows": "evaluation.language",
     "verify": "results.verification",
+    **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
 
 __all__ = [
@@ -81,10 +76,14 @@ __all__ = [
     "OBC",
     "ArgumentError",
     "CaptureError",
+    "Choice",
     "Event",
     "Exchange",
     "InputError",
+    "LayerMethod",
     "Magnitude",
+    "NetworkMethod",
+    "Pattern",
     "Random",
     "Recipe",
     "Result",

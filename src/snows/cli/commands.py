@@ -13,6 +13,7 @@ import typer
 
 from ..allocation import keep_freed_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
+from ..masks.names import NAMES, WITHOUT_LOSS
 from ..version import __version__
 from .request import Setting, read_masks
 from .tables import evaluation_table, make_console, print_comparison, print_inspection, print_prune, print_verification
@@ -30,8 +31,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_MASKS = "magnitude, random, wanda, sparsegpt, obc, alps, exchange, woodfisher, cbs, chita, falcon, cap"
-_COMPARED_MASKS = "magnitude,wanda,sparsegpt,obc,alps,exchange"
+_MASKS = ", ".join(NAMES)
+_COMPARED_MASKS = ",".join(WITHOUT_LOSS)
 _INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__base__  # of the click that typer brings, or of the one beside it
 

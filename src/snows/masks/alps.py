@@ -1,7 +1,7 @@
 """ALPS: a layer's least squares under its pattern, by ADMM with a rising penalty, then solved on the support.
 
-One set of weights follows the least squares, another the pattern, and a price is put on their difference. As the penalty
-rises they meet.
+One set of weights follows the least squares, another one the pattern, and a price is put on their difference. As the
+penalty rises they meet.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class ALPS:
     Meng et al. 2024, "ALPS: Improved Optimization for Highly Sparse One-Shot Pruning for Large Language Models".
 
     Args:
-        damping: added to the Gram matrix, relative to its mean diagonal.
-        penalty: the first penalty of ADMM, with inputs scaled to unit norm.
-        steps: of ADMM, at most. It ends earlier once the support stays.
-        reads: which inputs the Gram matrix is of, see `snows.LayerMethod`.
+        damping: Added to the Gram matrix, relative to its mean diagonal.
+        penalty: The first penalty of ADMM, with inputs scaled to unit norm.
+        steps: Steps of ADMM, at most. It ends earlier once the support stays the same.
+        reads: Which inputs the Gram matrix is of, see `snows.LayerMethod`.
 
     Example:
         >>> import torch, snows

@@ -26,8 +26,8 @@ class Choice:
     """What a mask method gives: masks, and weights where it changed them.
 
     Args:
-        masks: by parameter name, bool tensors of the weights' shapes, True where a weight is kept.
-        weights: by parameter name, new weights for the parameters that the method changed; zero where removed.
+        masks: By parameter name, bool tensors of the weights' shapes, True where a weight is kept.
+        weights: By parameter name, new weights for the parameters that the method changed; zero where removed.
 
     Example:
         >>> import torch, snows
@@ -70,7 +70,7 @@ class NetworkMethod(Protocol):
     recipe). `snows.check_mask_method` checks that a method keeps the rules.
 
     Attributes:
-        spread: optional; how a sparsity is spread over layers unless the pattern says it. The default is "global": the
+        spread: Optional; how a sparsity is spread over layers unless the pattern says it. The default is "global": the
             weights of all layers compete.
 
     Example:
@@ -98,10 +98,10 @@ class LayerMethod(Protocol):
     `snows.check_mask_method` checks that a method keeps the rules.
 
     Attributes:
-        reads: optional; which inputs `gram` is made of. "pruned" (the default): those in the network pruned so far.
+        reads: Optional; which inputs `gram` is made of. "pruned" (the default): those in the network pruned so far.
             "dense": those in the dense network. "refitted": as "pruned", and `weight` is refitted to them without a
             mask. "auto": "refitted" if the method's own weights stay, "dense" if they are re-adjusted.
-        spread: optional; how a sparsity is spread over layers unless the pattern says it. The default is "uniform".
+        spread: Optional; how a sparsity is spread over layers unless the pattern says it. The default is "uniform".
 
     Example:
         >>> import torch, snows

@@ -26,10 +26,10 @@ class CAP:
     Kuznedelev et al. 2023, "CAP: Correlation-Aware Pruning for Highly-Accurate Sparse Vision Models".
 
     Args:
-        gradients: how many gradients the Fisher matrix is made of.
-        batch: samples whose mean is one gradient.
-        damping: added to the diagonal of the Fisher matrix.
-        block: weights in one block, raised to the next number that divides the layer.
+        gradients: How many gradients the Fisher matrix is made of.
+        batch: Samples whose mean is one gradient.
+        damping: Added to the diagonal of the Fisher matrix.
+        block: Weights in one block, raised to the next number that divides the layer.
 
     Example:
         >>> import torch, snows

@@ -29,15 +29,15 @@ class CBS:
     Yu et al. 2022, "The Combinatorial Brain Surgeon: Pruning Weights That Cancel One Another in Neural Networks".
 
     Args:
-        gradients: how many gradients of single samples the model is made of.
-        damping: of the final update; added to the diagonal of the Fisher matrix.
-        block: weights of a layer that are updated together.
-        tries: masks to start from: that of magnitude and random ones near it.
-        passes: of swaps, at most.
-        least_gain: a swap must lower the modelled loss by at least this much.
-        reach: how many ranks to either side a partner for a swap is looked for.
-        misses: failures in a row that end a pass.
-        patience: passes without a new best loss that end the search.
+        gradients: How many gradients of single samples the model is made of.
+        damping: Added to the diagonal of the Fisher matrix in the final update.
+        block: Weights of a layer that are updated together.
+        tries: Masks to start from: that of magnitude and random ones near it.
+        passes: Passes of swaps, at most.
+        least_gain: A swap must lower the modelled loss by at least this much.
+        reach: How many ranks to either side a partner for a swap is looked for.
+        misses: Failures in a row that end a pass.
+        patience: Passes without a new best loss that end the search.
 
     Example:
         >>> import torch, snows

@@ -26,11 +26,11 @@ def check_mask_method(method: object) -> None:
     nothing changed in place; the same answer when asked again. Refusing a pattern by an ArgumentError is fine.
 
     Args:
-        method: a method's name or object, see `snows.LayerMethod` and `snows.NetworkMethod`.
+        method: A method's name or object, see `snows.LayerMethod` and `snows.NetworkMethod`.
 
     Raises:
-        InputError: if it breaks a rule, or refuses every pattern.
-        ArgumentError: if it is no mask method.
+        InputError: If it breaks a rule, or refuses every pattern.
+        ArgumentError: If it is no mask method.
 
     Example:
         >>> import snows
@@ -67,7 +67,9 @@ def _takes(method: MaskMethod, patterns: Mapping[str, Pattern]) -> bool:
         choice, second = toy.ask(method), again.ask(method)
         _rule(isinstance(choice, Choice), f"it returns a {type(choice).__name__}; expected a snows.Choice")
         for what, tensors in toy.inputs.items():
-            _rule(_equal(tensors, untouched.inputs[what]), f"it changes the {what} it is given; expected work on a copy")
+            _rule(
+                _equal(tensors, untouched.inputs[what]), f"it changes the {what} it is given; expected work on a copy"
+            )
         _check_masks(choice.masks, toy)
         _check_weights(choice, toy)
         same = _equal(choice.masks, second.masks) and _equal(choice.weights, second.weights)

@@ -30,11 +30,11 @@ class CHITA:
     Benbaki et al. 2023, "Fast as CHITA: Neural Network Pruning with Combinatorial Optimization".
 
     Args:
-        gradients: how many gradients the model is made of.
-        batch: samples whose mean is one gradient.
-        damping: the ridge, per gradient.
-        steps: of iterative hard thresholding; 0 keeps the support of the largest weights.
-        block: weights of a layer that are solved together; None solves the whole network together.
+        gradients: How many gradients the model is made of.
+        batch: Samples whose mean is one gradient.
+        damping: The ridge, per gradient.
+        steps: Steps of iterative hard thresholding; 0 keeps the support of the largest weights.
+        block: Weights of a layer that are solved together; None solves the whole network together.
 
     Example:
         >>> import torch, snows

@@ -41,9 +41,7 @@ class Elimination:
         return kept.scatter_(1, self.order, ~gone)
 
 
-def eliminate(
-    rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None = None
-) -> Elimination:
+def eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None = None) -> Elimination:
     """Remove `steps` weights from each of the rows (r x d). Row i has the inverse Hessian inverse[which[i]].
 
     With a `group`, as many of its consecutive columns are kept as it says.

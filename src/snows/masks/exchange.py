@@ -39,13 +39,13 @@ class Exchange:
     Ours; the sweep operator is Goodnight's (1979). Written "exchange", or "obc+exchange" to start from OBC's masks.
 
     Args:
-        start: the method whose masks are improved, by name or as an object; it must be a layer method.
-        damping: added to the Gram matrix, relative to its mean diagonal.
-        least_gain: an exchange that gains less than this share of the row's error ends the row's search.
-        reads: which inputs the Gram matrix is of, see `snows.LayerMethod`.
+        start: The method whose masks are improved, by name or as an object; it must be a layer method.
+        damping: Added to the Gram matrix, relative to its mean diagonal.
+        least_gain: An exchange that gains less than this share of the row's error ends the row's search.
+        reads: Which inputs the Gram matrix is of, see `snows.LayerMethod`.
 
     Raises:
-        ArgumentError: if `start` is no layer method.
+        ArgumentError: If `start` is no layer method.
 
     Example:
         >>> import torch, snows

@@ -27,11 +27,11 @@ class FALCON:
     Meng et al. 2024, "FALCON: FLOP-Aware Combinatorial Optimization for Neural Network Pruning".
 
     Args:
-        flops: the share of multiplications removed, beside the pattern's share of weights; None for no such budget.
-        solver: gives the weights on that support.
+        flops: The share of multiplications removed, beside the pattern's share of weights; None for no such budget.
+        solver: Gives the weights on that support.
 
     Raises:
-        ArgumentError: if `flops` is not between 0 and 1.
+        ArgumentError: If `flops` is not between 0 and 1.
 
     Example:
         >>> import torch, snows

@@ -24,8 +24,8 @@ class OBC:
     Frantar and Alistarh 2022, "Optimal Brain Compression" (there: ExactOBS).
 
     Args:
-        damping: added to the Gram matrix, relative to its mean diagonal.
-        reads: which inputs the Gram matrix is of, see `snows.LayerMethod`; the published method reads "dense".
+        damping: Added to the Gram matrix, relative to its mean diagonal.
+        reads: Which inputs the Gram matrix is of, see `snows.LayerMethod`; the published method reads "dense".
 
     Example:
         >>> import torch, snows

@@ -25,9 +25,9 @@ class SparseGPT:
     Frantar and Alistarh 2023, "SparseGPT: Massive Language Models Can Be Accurately Pruned in One-Shot".
 
     Args:
-        damping: added to the Gram matrix, relative to its mean diagonal.
-        block: how many columns are compared at once under an unstructured pattern; N:M compares one group at a time.
-        reads: which inputs the Gram matrix is of, see `snows.LayerMethod`.
+        damping: Added to the Gram matrix, relative to its mean diagonal.
+        block: How many columns are compared at once under an unstructured pattern; N:M compares one group at a time.
+        reads: Which inputs the Gram matrix is of, see `snows.LayerMethod`.
 
     Example:
         >>> import torch, snows

@@ -17,7 +17,7 @@ class Wanda:
     Sun et al. 2023, "A Simple and Effective Pruning Approach for Large Language Models". It gives no new weights.
 
     Args:
-        reads: which inputs the norms are of, see `snows.LayerMethod`.
+        reads: Which inputs the norms are of, see `snows.LayerMethod`.
 
     Example:
         >>> import torch, snows

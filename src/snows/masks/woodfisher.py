@@ -18,10 +18,10 @@ class WoodFisher:
     Singh and Alistarh 2020, "WoodFisher: Efficient Second-Order Approximation for Neural Network Compression".
 
     Args:
-        gradients: how many gradients the Fisher matrix is made of.
-        batch: samples whose mean is one gradient; 1 is the true empirical Fisher.
-        block: weights of a layer that share one block of the matrix.
-        damping: added to the diagonal of the Fisher matrix.
+        gradients: How many gradients the Fisher matrix is made of.
+        batch: Samples whose mean is one gradient; 1 is the true empirical Fisher.
+        block: Weights of a layer that share one block of the matrix.
+        damping: Added to the diagonal of the Fisher matrix.
 
     Example:
         >>> import torch, snows

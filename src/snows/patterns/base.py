@@ -83,8 +83,8 @@ class Pattern(ABC):
     equal patterns must have equal hashes.
 
     Attributes:
-        sparsity: the fraction of the weights that is removed.
-        form: how the pattern is written, for error messages; empty if it has no text form.
+        sparsity: The fraction of the weights that is removed.
+        form: How the pattern is written, for error messages; empty if it has no text form.
 
     Example:
         A kind that removes whole outputs of a layer.

@@ -112,7 +112,7 @@ def apportion(ideal: Sequence[float], sizes: Sequence[int], bounds: Sequence[tup
 def _shifted_to_sum(
     ideal: Sequence[float], sizes: Sequence[int], bounds: Sequence[tuple[int, int]], total: int
 ) -> list[float]:
-    """The ideal numbers, all moved by the same share of their sizes and clipped to their bounds, so that they sum up."""
+    """The ideal numbers, moved by the same share of their sizes and clipped to their bounds, so that they sum up."""
 
     def clipped(shift: float) -> list[float]:
         triples = zip(ideal, sizes, bounds, strict=True)
@@ -182,9 +182,7 @@ def _owl(budget: Budget, weights: Weights, network: Measured) -> list[int]:
 def _measured(budget: Budget, weights: Weights, network: Measured) -> list[int]:
     """The levels of all layers with the least sum of errors that remove enough (weights, or multiplications)."""
     counts = {name: _levels(budget, weight.numel()) for name, weight in weights.items()}
-    errors = {
-        name: _errors(counts[name], name, gram, network) for name, gram in network.grams() if name in weights
-    }
+    errors = {name: _errors(counts[name], name, gram, network) for name, gram in network.grams() if name in weights}
     price = [network.uses[name] if budget.of == "flops" else 1 for name in weights]
     sizes = [w.numel() for w in weights.values()]
     gains = [[p * count for count in counts[name]] for p, name in zip(price, weights, strict=True)]

@@ -24,11 +24,11 @@ class NM(Pattern):
     cannot take the pattern and stays dense.
 
     Args:
-        n: how many weights of each group are kept.
-        m: how many weights form a group; more than `n`.
+        n: How many weights of each group are kept.
+        m: How many weights form a group; more than `n`.
 
     Raises:
-        ArgumentError: if not 0 < n < m.
+        ArgumentError: If not 0 < n < m.
 
     Example:
         >>> import torch, snows
@@ -97,4 +97,5 @@ class NM(Pattern):
 
     def _grouped(self, values: Tensor) -> Tensor:
         """Values of a weight's shape as out x *kernel x in / M x M."""
-        return values.movedim(1, -1).unflatten(-1, (-1, self.m))
+        grouped: Tensor = values.movedim(1, -1).unflatten(-1, (-1, self.m))
+        return grouped

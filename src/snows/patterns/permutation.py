@@ -78,7 +78,7 @@ def permute_channels(
     `patterns` are by parameter name. `args` and `kwargs` are a call with a few samples.
 
     Raises:
-        InputError: if the model answers this call (in eval mode) otherwise than before. It is then of no more use.
+        InputError: If the model answers this call (in eval mode) otherwise than before. It is then of no more use.
     """
     tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     generator = torch.Generator().manual_seed(seed)

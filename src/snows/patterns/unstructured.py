@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,17 +21,17 @@ class Unstructured(Budget, Pattern):
     Written as the sparsity, followed by options: "0.7", "0.7 erk", "0.5 measured flops max=0.9".
 
     Args:
-        sparsity: the fraction removed; exactly round(sparsity * n) of all n weights.
-        spread: how the share is spread over layers. "uniform" takes the same share of every layer, "global" ranks the
+        sparsity: The fraction removed; exactly round(sparsity * n) of all n weights.
+        spread: How the share is spread over layers. "uniform" takes the same share of every layer, "global" ranks the
             weights of all layers together, "erk" keeps more of small layers (Evci et al. 2020), "lamp" ranks by
             magnitudes relative to their layer (Lee et al. 2021), "owl" keeps more where there are outliers (Yin et al.
             2024), "measured" minimizes the measured error of the network's output. None leaves it to the mask method.
-        of: what `sparsity` is a share of: "weights", or "flops" for multiplications (at least this share is removed).
-        least: the lowest sparsity of a layer ("min=" in text).
-        most: the highest sparsity of a layer ("max=" in text). None keeps at least a quarter of the average density.
+        of: What `sparsity` is a share of: "weights", or "flops" for multiplications (at least this share is removed).
+        least: The lowest sparsity of a layer ("min=" in text).
+        most: The highest sparsity of a layer ("max=" in text). None keeps at least a quarter of the average density.
 
     Raises:
-        ArgumentError: if a value is out of its range, or flops are to be spread by a rule for weights.
+        ArgumentError: If a value is out of its range, or flops are to be spread by a rule for weights.
 
     Example:
         >>> import torch, snows

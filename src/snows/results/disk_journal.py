@@ -22,9 +22,10 @@ from torch import Tensor
 from ..errors import SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
+from ..solve.layer import SolvedLayer
 from .files import write_whole
 from .folder import Folder
-from .journal import Entry, Journal
+from .journal import Journal
 
 _LAYERS = "layers"
 _DIGEST = 32  # hexadecimal digits
@@ -42,7 +43,7 @@ class DiskJournal(Journal):
         if not (path / _LAYERS).is_dir():
             self.folder.begin(_LAYERS)
 
-    def recall(self, sweep: int, index: int) -> Entry | None:
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
         found = self._read(_name(sweep, index), _as_entry)
         if found is None:
             self.damaged = True  # nothing behind a gap is trusted
@@ -50,7 +51,7 @@ class DiskJournal(Journal):
             self.recalled += 1
         return found
 
-    def record(self, sweep: int, index: int, entry: Entry) -> None:
+    def record(self, sweep: int, index: int, entry: SolvedLayer) -> None:
         solve = {key: None if value != value else value for key, value in dataclasses.asdict(entry.solve).items()}
         self._write(_name(sweep, index), _named(entry.masks, entry.weights), json.dumps(solve))
 
@@ -97,10 +98,10 @@ def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]]
     return Journal() if path is None else DiskJournal(Path(path), settings(), device)
 
 
-def _as_entry(tensors: dict[str, Tensor], note: str) -> Entry:
+def _as_entry(tensors: dict[str, Tensor], note: str) -> SolvedLayer:
     facts: dict[str, Any] = {k: float("nan") if v is None else v for k, v in json.loads(note).items()}
     choice = _as_choice(tensors, note)
-    return Entry(choice.weights, choice.masks, SolveReport(**facts))
+    return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 
 
 def _named(masks: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, Tensor]:

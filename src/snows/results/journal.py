@@ -1,28 +1,9 @@
-"""What a run has finished, layer by layer. Here in nobody's memory; `state.py` keeps it on disk."""
+"""What a run has finished, layer by layer. This journal remembers nothing; `disk_journal` keeps it on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from torch import Tensor
-
-from ..events import SolveReport
 from ..masks import Choice
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One layer, or a group solved together, after one sweep: by parameter name."""
-
-    weights: dict[str, Tensor]
-    masks: dict[str, Tensor]
-    solve: SolveReport
-
-
-def laid_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As they come back from a file: sums over another layout round otherwise, so a resumed run would end elsewhere."""
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+from ..solve.layer import SolvedLayer
 
 
 class Journal:
@@ -30,10 +11,10 @@ class Journal:
 
     recalled = 0  # solves that were not done again
 
-    def recall(self, sweep: int, index: int) -> Entry | None:
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
         return None
 
-    def record(self, sweep: int, index: int, entry: Entry) -> None:
+    def record(self, sweep: int, index: int, entry: SolvedLayer) -> None:
         pass
 
     def recall_choice(self, sweep: int) -> Choice | None:

@@ -7,11 +7,13 @@ import html
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..events import DenseLayer, SolveReport
+from ..events import *
+from ..events import DenseLayer, Event, SolveReport
 
 SCHEMA = 1
 
@@ -104,6 +106,51 @@ class Report:
 
     def to_html(self, path: str | Path) -> None:
         Path(path).write_text(_html(self), encoding="utf-8")
+
+
+def fold(events: Iterable[Event]) -> Report:
+    report = Report("")
+    by_name: dict[str, LayerReport] = {}
+    for event in events:
+        if isinstance(event, RunStarted):
+            report.model, report.pattern, report.mask, report.recipe = (
+                event.model,
+                event.pattern,
+                event.mask,
+                dict(event.recipe),
+            )
+            report.samples, report.held_out_samples, report.seed = event.samples, event.held_out_samples, event.seed
+            report.device, report.network_weights, report.versions = (
+                event.device,
+                event.network_weights,
+                dict(event.versions),
+            )
+            for f in event.layers:
+                by_name[f.name] = LayerReport(
+                    f.name, f.parameter, list(f.shape), f.pattern, math.prod(f.shape), 0, f.horizon, list(f.group)
+                )
+            report.layers = list(by_name.values())
+            report.dense_layers = list(event.dense_layers)
+        elif isinstance(event, LayerSolved):
+            for name in event.layers:
+                by_name[name].solves.append(event.solve)
+        elif isinstance(event, Warned):
+            report.warnings += [event.message] if event.message not in report.warnings else []
+        elif isinstance(event, MemoryEstimated):
+            report.expected_memory_bytes = event.peak_bytes
+        elif isinstance(event, ChannelsPermuted):
+            report.permutation = {"kept_before": event.kept_before, "kept_after": event.kept_after}
+        elif isinstance(event, Distilled):
+            report.finish = FinishReport(event.steps, event.loss_before, event.loss, event.seconds)
+        elif isinstance(event, RunFinished):
+            for layer in report.layers:
+                layer.kept = event.kept[layer.parameter]
+            report.seconds, report.recalled_solves, report.peak_memory_bytes = (
+                event.seconds,
+                event.recalled_solves,
+                event.peak_memory_bytes,
+            )
+    return report
 
 
 def finite(data: Any) -> Any:

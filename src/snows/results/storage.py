@@ -24,7 +24,7 @@ from .files import flush_folder
 from .probe import record
 
 if TYPE_CHECKING:
-    from ..api import Result
+    from .result import Result
 
 MODEL, COMPACT, MASKS, PROBE, REPORT, PAGE, RECIPE, MANIFEST = (
     "model.safetensors",
