@@ -33,10 +33,11 @@ class ALPS:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
-        >>> result = snows.prune(model, torch.randn(64, 8), 0.75, mask=snows.ALPS(), layers="0", progress=False)
+        >>> result = snows.prune(model, torch.randn(64, 8), 0.5, mask=snows.ALPS(), layers="0", progress=False)
         >>> int(result.masks["0.weight"].sum())
-        8
+        16
     """
 
     damping: float = 0.01

@@ -111,6 +111,7 @@ class LayerMethod(Protocol):
         ...         norms = norms.repeat_interleave(len(weight) // len(gram), 0)
         ...         return snows.Choice({name: pattern.best_mask(weight.abs() * norms.view_as(weight))})
         >>> snows.check_mask_method(Inputs())
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", mask=Inputs(), layers="0", progress=False)
         >>> int(result.masks["0.weight"].sum())

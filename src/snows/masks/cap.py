@@ -33,6 +33,7 @@ class CAP:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> method = snows.CAP(gradients=32, block=8)
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", mask=method, layers="0", progress=False)

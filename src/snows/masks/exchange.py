@@ -49,6 +49,7 @@ class Exchange:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> method = snows.Exchange("wanda")
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", mask=method, layers="0", progress=False)

@@ -35,11 +35,12 @@ class FALCON:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
-        >>> method = snows.FALCON(flops=0.6, solver=snows.CHITA(gradients=32))
-        >>> result = snows.prune(model, torch.randn(64, 8), 0.75, mask=method, layers="0", progress=False)
+        >>> method = snows.FALCON(flops=0.5, solver=snows.CHITA(gradients=32))
+        >>> result = snows.prune(model, torch.randn(64, 8), 0.5, mask=method, layers="0", progress=False)
         >>> int(result.masks["0.weight"].sum())
-        8
+        16
     """
 
     flops: float | None = None

@@ -15,6 +15,7 @@ class Magnitude:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)).eval()
         >>> result = snows.prune(model, torch.randn(64, 4), "1:4", mask=snows.Magnitude(), layers="0", progress=False)
         >>> largest = model[0].weight.detach().abs().argmax(1)

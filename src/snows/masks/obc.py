@@ -29,6 +29,7 @@ class OBC:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> result = snows.prune(model, torch.randn(64, 8), "1:4", mask=snows.OBC(), layers="0", progress=False)
         >>> int(result.masks["0.weight"].sum())

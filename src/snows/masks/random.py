@@ -19,6 +19,7 @@ class Random:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> samples = torch.randn(64, 8)
         >>> one, two = (

@@ -25,11 +25,12 @@ class WoodFisher:
 
     Example:
         >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
         >>> method = snows.WoodFisher(gradients=32)
-        >>> result = snows.prune(model, torch.randn(64, 8), 0.75, mask=method, layers="0", progress=False)
+        >>> result = snows.prune(model, torch.randn(64, 8), 0.5, mask=method, layers="0", progress=False)
         >>> int(result.masks["0.weight"].sum())
-        8
+        16
     """
 
     gradients: int = 1000

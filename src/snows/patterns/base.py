@@ -87,24 +87,26 @@ class Pattern(ABC):
         form: How the pattern is written, for error messages; empty if it has no text form.
 
     Example:
-        A kind that removes whole outputs of a layer.
+        A kind that removes whole inputs of a layer.
 
         >>> import dataclasses, torch, snows
         >>> @dataclasses.dataclass(frozen=True)
-        ... class Outputs(snows.Pattern):
+        ... class Inputs(snows.Pattern):
         ...     sparsity: float
         ...     def best_mask(self, score):
-        ...         rows = score.flatten(1).sum(1)
-        ...         kept = rows.argsort().argsort() >= round(self.sparsity * len(rows))
-        ...         return kept.view(-1, *[1] * (score.ndim - 1)).expand_as(score).clone()
+        ...         order = score.transpose(0, 1).flatten(1).sum(1).argsort()
+        ...         kept = torch.ones_like(score, dtype=torch.bool)
+        ...         kept[:, order[: round(self.sparsity * len(order))]] = False
+        ...         return kept
         ...     def violations(self, mask):
-        ...         return int((mask.flatten(1).any(1) != mask.flatten(1).all(1)).sum())
+        ...         return int((mask.any(0) != mask.all(0)).sum())
         ...     def __str__(self):
-        ...         return f"{self.sparsity} of the outputs"
+        ...         return f"{self.sparsity} of the inputs"
+        >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2)).eval()
-        >>> result = snows.prune(model, torch.randn(64, 4), Outputs(0.5), layers="0", progress=False)
-        >>> sorted(result.masks["0.weight"].sum(1).tolist())
-        [0, 0, 0, 4, 4, 4]
+        >>> result = snows.prune(model, torch.randn(64, 4), Inputs(0.5), layers="0", progress=False)
+        >>> sorted(result.masks["0.weight"].sum(0).tolist())
+        [0, 0, 6, 6]
     """
 
     sparsity: float
