@@ -51,7 +51,7 @@ from snows.data.preparation import prepare
 from snows.data.sources import DataConfig, load_data
 from snows.devices.memory import as_bytes
 from snows.masks.given import given_masks
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, Recipe
 from snows.results import disk_journal as state

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, CaptureError, InputError, SnowsError, SnowsWarning
+from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
+    from .masks import Choice, LayerMethod, NetworkMethod
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -36,31 +38,23 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns.base import NM, Unstructured
+    from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
     from .results.storage import load
     from .results.verification import verify
 
 _HOME = {
-    "ALPS": "masks.alps",
-    "CAP": "masks.cap",
-    "CBS": "masks.cbs",
-    "CHITA": "masks.chita",
+    "Choice": "masks",
     "Comparison": "evaluation.table",
     "Event": "events",
-    "Exchange": "masks.exchange",
-    "FALCON": "masks.falcon",
     "Inspection": "evaluation.inspection",
-    "Magnitude": "masks.magnitude",
-    "NM": "patterns.base",
-    "OBC": "masks.obc",
-    "Random": "masks.random",
+    "LayerMethod": "masks",
+    "NM": "patterns",
+    "NetworkMethod": "masks",
+    "Pattern": "patterns",
     "Recipe": "recipe",
     "Result": "api",
-    "SparseGPT": "masks.sparsegpt",
-    "Unstructured": "patterns.base",
-    "Wanda": "masks.wanda",
-    "WoodFisher": "masks.woodfisher",
+    "Unstructured": "patterns",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -72,6 +66,7 @@ _HOME = {
     "prune": "api",
     "token_windows": "evaluation.language",
     "verify": "results.verification",
+    **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
 
 __all__ = [
@@ -84,12 +79,16 @@ __all__ = [
     "OBC",
     "ArgumentError",
     "CaptureError",
+    "Choice",
     "Comparison",
     "Event",
     "Exchange",
     "InputError",
     "Inspection",
+    "LayerMethod",
     "Magnitude",
+    "NetworkMethod",
+    "Pattern",
     "Random",
     "Recipe",
     "Result",

@@ -360,7 +360,7 @@ def _permuted(
         raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
     first = next(model.parameters())
     args, kwargs = prepared.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
-    return permute_channels(model, prepared.graph, plan.patterns, args, kwargs, seed)
+    return permute_channels(with_weights(model, {}), prepared.graph, plan.patterns, args, kwargs, seed)
 
 
 def _versions() -> dict[str, str]:

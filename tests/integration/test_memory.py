@@ -14,7 +14,7 @@ from snows.data.streams import Stream
 from snows.devices import offload as disk
 from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits
 from snows.devices.working_memory import bytes_at_once
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.solve import cascade
 from snows.solve import layer as adjust

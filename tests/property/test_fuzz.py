@@ -23,7 +23,7 @@ from snows.cli.main import main
 from snows.cli.request import Request, read_config
 from snows.data.samples import check_seed
 from snows.data.sources import DataConfig, load_data
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.recipe import Recipe
 from snows.results import disk_journal as state
 from snows.results import probe, storage

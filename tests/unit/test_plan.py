@@ -10,7 +10,7 @@ from torch import nn
 
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import Plan, make_plan, own_choices, paper_choices, resolve
 from snows.recipe import PAPER, Recipe
 from tests.networks import captured

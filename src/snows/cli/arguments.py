@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-MASKS = "magnitude, random, wanda, sparsegpt, obc, alps, exchange, woodfisher, cbs, chita, falcon, cap"
-COMPARED_MASKS = "magnitude,wanda,sparsegpt,obc,alps,exchange"
+from ..masks.names import NAMES, WITHOUT_LOSS
+
+MASKS = ", ".join(NAMES)
+COMPARED_MASKS = ",".join(WITHOUT_LOSS)
 
 # What to work on
 

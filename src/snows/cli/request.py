@@ -158,7 +158,7 @@ def needs_pattern(mask: str) -> bool:
 
 def split_patterns(texts: list[str]) -> list[str]:
     """Patterns are separated by commas. So are the rules of a pattern that names layers: such a text is one pattern."""
-    from ..patterns.base import PatternRules
+    from ..patterns import PatternRules
 
     patterns = []
     for text in texts:

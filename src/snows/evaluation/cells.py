@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import ArgumentError
 from ..masks import as_method
 from ..masks.given import is_mask_file
-from ..patterns.base import PatternRules
+from ..patterns import PatternRules
 from ..results.folder import cell_name, describe
 from .table import Row
 

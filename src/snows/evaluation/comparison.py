@@ -22,7 +22,7 @@ from ..devices.memory import as_bytes
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
 from ..listeners.progress import ProgressBar
-from ..patterns.base import PatternRules
+from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
 from ..recipe import Recipe, as_recipe
 from ..results.folder import Folder, digest

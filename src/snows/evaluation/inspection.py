@@ -12,7 +12,7 @@ from torch import nn
 from ..data.preparation import prepare
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Graph, Segment
-from ..patterns.base import PatternRules
+from ..patterns import PatternRules
 from ..plan import Names, Plan, PlannedLayer, make_plan
 from ..recipe import Recipe, as_recipe
 from ..solve.estimate import Estimate

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..data.compact import removes_exactly
 from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import InputError, SnowsError
-from ..patterns.base import NM, parse_pattern
+from ..patterns import parse_pattern
 from ..recipe import Recipe
 from . import probe
 from .report import SCHEMA as REPORT_SCHEMA
@@ -159,7 +159,7 @@ def _check_layer(entry: dict[str, Any], state: dict[str, Tensor], masks: dict[st
     if (kept, mask.numel()) != (entry["kept"], entry["weights"]):
         yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {entry['kept']} of {entry['weights']}"
     pattern = parse_pattern(entry["pattern"]) if re.fullmatch(r"\d+:\d+", str(entry["pattern"])) else None
-    if isinstance(pattern, NM):
+    if pattern is not None:
         if pattern.refusal(mask.shape) is not None:
             yield f"{name} cannot be {pattern}: {pattern.refusal(mask.shape)}"
         elif wrong := pattern.violations(mask):

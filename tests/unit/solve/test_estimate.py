@@ -11,7 +11,7 @@ from torch import nn
 
 from snows.devices.memory import Memory
 from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT
 from snows.solve.estimate import Estimate

@@ -16,7 +16,7 @@ import snows
 from snows.data.streams import Batches, Stream
 from snows.events import Event, LayerStarted
 from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan, role
 from snows.solve.problem import LayerProblem
 from tests.networks import Attention as Packed
