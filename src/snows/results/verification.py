@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.compact import removes_exactly
+from ..data.compact import nonzero_where_removed
 from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import InputError, SnowsError
 from ..patterns.base import NM, parse_pattern
@@ -164,7 +164,7 @@ def _check_layer(entry: dict[str, Any], state: dict[str, Tensor], masks: dict[st
             yield f"{name} cannot be {pattern}: {pattern.refusal(mask.shape)}"
         elif wrong := pattern.violations(mask):
             yield f"{name} keeps more than {pattern} allows in {wrong} groups"
-    if left := int(removes_exactly(weight, mask).sum()):
+    if left := int(nonzero_where_removed(weight, mask).sum()):
         yield f"{name} is not exactly zero at {left} of the weights that its mask removes"
     if not bool(torch.isfinite(probe.widened(weight)).all()):
         yield f"{name} has NaN or infinite weights"
