@@ -1,0 +1,133 @@
+"""What `snows.prune` returns, and how it is written into a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.compact import pack_masks, pack_state
+from ..data.weights import write_tensors
+from ..errors import InputError
+from ..recipe import Recipe
+from ..version import __version__
+from .files import new_folder
+from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
+from .probe import Call, record
+from .report import Report
+from .storage import refuse_existing
+
+
+@dataclass(frozen=True)
+class Result:
+    """A pruned model, its masks, and the report of how it was made.
+
+    model   the pruned model: a copy of the user's one, with exact zeros where weights are removed
+    masks   by parameter name; True where a weight is kept
+    report  figures of the run, see `Report`
+    recipe  the choices of the run
+    source  the name from which the dense model was built, if it has one: `load` can build it again
+    probe   arguments of a call of the model. They are saved with the model's answers, which `verify` compares
+
+    >>> import torch, snows
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
+    >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
+    >>> {name: int(mask.sum()) for name, mask in result.masks.items()}
+    {'1.weight': 32}
+    """
+
+    model: nn.Module
+    masks: dict[str, Tensor]
+    report: Report
+    recipe: Recipe
+    source: str | None = None
+    probe: Call | None = None
+
+    def save(self, directory: str | Path, *, compact: bool = False, force: bool = False) -> Path:
+        """Write everything into a new folder: weights, masks and probe as safetensors, the rest as JSON and HTML.
+
+        The folder appears at the end, complete. Saving the same result again gives the same bytes.
+
+        directory  must not exist, or be empty
+        compact    store kept weights only, in a smaller file that `snows.load` expands
+        force      replace the folder if it holds a saved result and nothing else
+
+        Returns the folder. Raises InputError if it cannot be written, holds something else, or if the model was
+        changed after pruning and has other weights than zero where its masks remove them.
+
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
+        >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sorted(path.name for path in result.save(f"{folder}/pruned").iterdir())[:3]
+        ['manifest.json', 'masks.safetensors', 'model.safetensors']
+        """
+        directory = Path(directory)
+        refuse_existing(directory, force)
+        with new_folder(directory) as folder:
+            self._write(folder, compact)
+        return directory
+
+    def _write(self, folder: Path, compact: bool) -> None:
+        masks = {name: mask.cpu().bool() for name, mask in self.masks.items()}
+        self._write_weights(folder, masks, compact)
+        _write_tensors(folder / MASKS, *pack_masks(masks))
+        recorded = None if self.probe is None else record(self.model, self.probe)
+        if recorded is not None:
+            _write_tensors(folder / PROBE, *recorded)
+        report = {"source": self.source, **self.report.to_dict()}
+        (folder / REPORT).write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
+        self.report.to_html(folder / PAGE)
+        (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
+        facts = {path.name: file_facts(path) for path in folder.iterdir()}
+        versions = {"snows": __version__, "torch": str(torch.__version__)}
+        (folder / MANIFEST).write_text(render_manifest(facts, versions), encoding="utf-8")
+
+    def _write_weights(self, folder: Path, masks: Mapping[str, Tensor], compact: bool) -> None:
+        own = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        tied = _tied_names(own)
+        state = _exact_state(own, masks, tied)
+        if compact:
+            _write_tensors(folder / COMPACT, *pack_state(state, masks, tied))
+        else:
+            _write_tensors(folder / MODEL, state, {})
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    write_tensors(path, tensors, {"format": "pt", "snows": __version__, **metadata})
+
+
+def _tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Names of tensors that share all their memory with a tensor of an earlier name, with that name."""
+    seen: dict[object, str] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in state.items():
+        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()) if tensor.numel() else name
+        if seen.setdefault(memory, name) != name:
+            tied[name] = seen[memory]
+    return tied
+
+
+def _exact_state(
+    own: Mapping[str, Tensor], masks: Mapping[str, Tensor], tied: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """A copy on the CPU with +0.0 wherever a mask removes. Tied weights are copied for each of their names."""
+    kept = {tied.get(name, name): mask for name, mask in masks.items()}
+    state: dict[str, Tensor] = {}
+    for name, tensor in own.items():
+        state[name] = tensor.cpu().clone().contiguous()
+        mask = kept.get(tied.get(name, name))
+        if mask is None:
+            continue
+        if bool(state[name][~mask].any()):
+            raise InputError(
+                f"{name} is not zero where its mask removes it, so the result was changed after pruning; multiply it "
+                "by its mask first"
+            )
+        state[name][~mask] = 0  # a negative weight times zero is -0.0
+    return state
