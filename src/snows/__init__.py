@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .evaluation.inspection import inspect
     from .evaluation.language import perplexity, token_windows
     from .evaluation.transfer import linear_probe
+    from .events import Event
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -38,14 +39,13 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .results.storage import load
     from .results.verification import verify
-    from .solve.cascade import Event
 
 _HOME = {
     "ALPS": "masks.alps",
     "CAP": "masks.cap",
     "CBS": "masks.cbs",
     "CHITA": "masks.chita",
-    "Event": "solve.cascade",
+    "Event": "events",
     "Exchange": "masks.exchange",
     "FALCON": "masks.falcon",
     "Magnitude": "masks.magnitude",

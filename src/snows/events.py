@@ -1,7 +1,7 @@
 """What happens in a run, as small frozen values.
 
-A run notifies its listeners of every event, in order. The report is the fold of the events (`snows.results.report`), the
-progress bar is a listener, and so is the callable that `snows.prune` takes as `progress=`.
+A run notifies its listeners of every event, in order. The report is the fold of the events (`snows.results.report`).
+The progress bar is a listener, and so is the callable that `snows.prune` takes as `progress=`.
 """
 
 from __future__ import annotations

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any
 
 from torch import Tensor
 
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
-from .graph.kind import is_image
-from .graph.operators import is_attention
-from .patterns.base import NM, Pattern, PatternRules
-from .recipe import Recipe
+from .patterns.base import Pattern, PatternRules
 
 Names = str | Iterable[str] | None
-# Of the last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. A tenth brings most of it on a CPU.
-_FINISH_TRANSFORMERS: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
-_FINISH_CONVOLUTIONAL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
 ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 
@@ -36,6 +29,13 @@ class PlannedLayer:
     pattern: Pattern | None
     horizon: int
     attention: str | None = None
+
+    @property
+    def required_pattern(self) -> Pattern:
+        """The pattern, of a layer whose mask is yet to be chosen."""
+        if self.pattern is None:
+            raise InputError(f"{self.layer.name} has a given mask; there is no pattern to choose another one by")
+        return self.pattern
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,13 @@ class Plan:
 def make_plan(
     graph: Graph,
     patterns: PatternRules | None,
-    horizon: int | str,
+    horizon: int,
     layers: Names = None,
     exclude: Names = None,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Plan:
     """Decide for every layer of the graph. `masks`, where given, say which layers are pruned."""
-    assert isinstance(horizon, int)  # a recipe's, resolved
-    wanted, unwanted = _globs(layers, "layers"), _globs(exclude, "exclude")
+    wanted, unwanted = as_names(layers, "layers") or (), as_names(exclude, "exclude") or ()
     _check_globs(graph, wanted, unwanted, patterns)
     pruned: list[PlannedLayer] = []
     dense: list[tuple[Layer, str]] = []
@@ -89,6 +88,8 @@ def make_plan(
         if reason is not None:
             dense.append((layer, reason))
             continue
+        if masks is not None:
+            pattern = _obeyed(pattern, layer, masks[layer.parameter])
         pruned.append(PlannedLayer(layer, pattern, min(horizon, len(graph.operations_after(layer)) - 1)))
     return Plan(_grouped(graph, pruned), tuple(dense))
 
@@ -115,62 +116,17 @@ def _grouped(graph: Graph, pruned: list[PlannedLayer]) -> tuple[PlannedLayer, ..
     return tuple(sorted(named, key=lambda p: order[p.layer.parameter]))
 
 
-def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", patterns: PatternRules | None = None) -> Recipe:
-    """The recipe with values for what depends on the kind of network, of device and of pattern."""
-    by_name = {"auto": own_choices(graph, device, patterns), "paper": paper_choices(graph)}
-    named = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
-    known = {name: by_name[word].get(name) for name, word in named.items() if word in by_name}
-    chosen = recipe.replace(**{name: value for name, value in known.items() if value is not None})
-    assert isinstance(chosen.sweeps, int)
-    steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps  # one in every sweep
-    if steps > chosen.sweeps:
-        raise ArgumentError(
-            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each of these steps is a sweep of its own, so at "
-            "least as many sweeps are expected"
-        )
-    return chosen.replace(mask_steps=steps)
-
-
-def own_choices(graph: Graph, device: str = "cpu", patterns: PatternRules | None = None) -> dict[str, Any]:
-    """By kind of network: what still paid on held-out calibration data, for what it costs (docs/method.md).
-
-    Where nothing is said of `mask_steps`, each sweep is one.
-    """
-    if _has_attention(graph):
-        pictures = any(is_image(node.meta.get("val")) for node in graph.inputs)
-        last = _last_stage(_FINISH_TRANSFORMERS, pictures, device)
-        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
-    large = _takes_large_images(graph)
-    last = _last_stage(_FINISH_CONVOLUTIONAL, large, device)
-    choices = {"horizon": 4 if large else 16, "sweeps": 3, "targets": "dense-stream", **last}
-    groups = patterns is not None and any(isinstance(pattern, NM) for _, pattern in patterns.rules)
-    return {**choices, "mask_steps": 1} if large and groups else choices
-
-
-def _last_stage(choices: dict[str, Any], wanted: bool, device: str) -> dict[str, Any]:
-    steps = choices["finish_steps"] if wanted else 0
-    return {**choices, "finish_steps": steps // 10 if device == "cpu" else steps}
-
-
-def paper_choices(graph: Graph) -> dict[str, Any]:
-    """By architecture family, from the paper's hyperparameter table."""
-    if _has_attention(graph):
-        return {"horizon": 3, "cg_absolute_tolerance": 5e-4}  # ViT-B/16
-    if any(layer.groups > 1 for layer in graph.layers):
-        horizon = 60  # MobileNet
-    elif _takes_large_images(graph):
-        horizon = 30  # ResNet50, ImageNet
-    else:
-        horizon = 40 if len(graph.layers) < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
-    return {"horizon": horizon, "cg_absolute_tolerance": 1e-3}
-
-
-def _has_attention(graph: Graph) -> bool:
-    return any(is_attention(node) for node in graph.operations)
-
-
-def _takes_large_images(graph: Graph) -> bool:
-    return any(node.meta["bytes"] >= 4 * 3 * 128 * 128 for node in graph.inputs)
+def _obeyed(pattern: Pattern | None, layer: Layer, mask: Tensor) -> Pattern | None:
+    """The pattern, if it is one of groups and the given mask has it. A given mask is used as it is, whatever it is."""
+    if pattern is None or pattern.group is None:
+        return None
+    problem = pattern.refusal(layer.shape)
+    if problem is None and (wrong := pattern.violations(mask)):
+        problem = f"the given mask keeps more in {wrong} groups"
+    if problem is None:
+        return pattern
+    warnings.warn(f"{layer.name} is not {pattern}: {problem}; the mask is used as it is", SnowsWarning, stacklevel=3)
+    return None
 
 
 def role(graph: Graph, layer: Layer) -> str | None:
@@ -187,10 +143,14 @@ def role(graph: Graph, layer: Layer) -> str | None:
     return "mlp" if graph.has_attention_before(layer) and graph.layer_descendants(layer) else None
 
 
-def _globs(given: Names, argument: str) -> tuple[str, ...]:
+def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
+    """Names, globs and roles as a tuple. Sets have no order of their own, so they are sorted."""
     if given is None:
-        return ()
-    names = (given,) if isinstance(given, str) else tuple(given)
+        return None
+    if isinstance(given, str):
+        names: tuple[str, ...] = (given,)
+    else:
+        names = tuple(sorted(map(str, given))) if isinstance(given, Set) else tuple(given)
     globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or nothing at all")

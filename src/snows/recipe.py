@@ -1,83 +1,149 @@
-"""Recipes: every choice of the method besides model, data, pattern and mask, as one frozen value."""
+"""Recipes: every choice of the method besides model, data, pattern and mask, as the user writes it.
+
+A recipe may leave choices open ("auto", "paper", None). `snows.solve.settings` resolves them for one network.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import ArgumentError
-from .solve.objective import Normalization
 
 SCHEMA = 1
+
 _LEAST_HELD_OUT = 8
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How kept weights are re-adjusted. `DEFAULT` is the best we know; `PAPER` is the paper as written.
+class _Check:
+    """Which values a field takes, and how an error message describes them."""
 
-    horizon             K, the operations beyond the layer whose outputs are preserved; "auto" and "paper": by the kind
-                        of network, from our own measurements or from the paper's table
-    sweeps              passes over all layers; from the second on, every other layer is already pruned. "auto": by kind
-    mask_steps          sweeps that begin with new masks, at most `sweeps`: each keeps the same share of what the one
-                        before kept (1:4 in two steps is 2:4 first), and chooses from re-adjusted weights. "auto": by
-                        kind and pattern; 1 for masks that are given
-    targets             "dense-stream": the dense network's own activations;
-                        "dense-weights": dense weights applied to the pruned network's activations (the paper);
-                        "auto": by kind
-    normalization       of the K-step loss, see `snows.curvature`
-    curvature           "auto": Gauss-Newton where it equals the Hessian, the exact Hessian elsewhere (in transformers
-                        that is worse by far, see docs/transformers.md)
-    start               "closed-form": the better of least squares (K=0) and the weights so far; "masked": the latter
-    preconditioner      "rows": CG preconditioned by the closed form's factors
-    ridge               relative damping of the closed form
-    newton_steps        per layer and sweep (per mini-batch when `minibatch` is set)
-    cg_steps, cg_…      limits of one CG solve: steps, tolerances of the residual, and `cg_least_gain`: a step with less
-                        than this share of what all have gained (in the quadratic model) is the last
-    damping, relative_… Levenberg-Marquardt damping: absolute, and as a share of the mean diagonal of the curvature
-    armijo              sufficient decrease
-    precision           of derivatives; losses are always in full precision. "auto": on a GPU bfloat16, where every
-                        operation is piecewise linear; "full": the weights' own
-    product_samples     samples in curvature products; gradient and line search use all. None: all
-    minibatch           samples of one mini-batch for gradient, products and line search alike (Algorithm 2). None: off
-    held_out            share of the samples that no weight is fitted to: new weights are kept where the K-step loss of
-                        these is lower than before. 0: wherever that of the fitted samples is
-    mirror              whether images are fitted mirrored, too, left to right: more samples for nothing but time, where
-                        mirror images look alike (photographs do, letters do not)
-    finish_steps        of the last stage, in which all kept weights are matched together (`snows.finish`); 0: none;
-                        "auto": by kind of network
-    finish_batch, …rate samples in one of these steps, and the rate of Adam ("auto": by kind of network)
+    accepts: Callable[[Any], bool]
+    expected: str
+
+
+def _one_of(default: Any, *others: Any) -> Any:
+    values = (default, *others)
+    expected = "one of " + ", ".join(repr(value) for value in values)
+    return _checked(default, lambda value: type(value) in map(type, values) and value in values, expected)
+
+
+def _whole(default: Any, *words: Any, least: int = 0) -> Any:
+    """A whole number, or one of the words."""
+    return _checked(
+        default, lambda v: v in words or (type(v) is int and v >= least), f"a whole number{_of(least, words)}"
+    )
+
+
+def _number(default: Any, *words: Any, below: float = math.inf) -> Any:
+    """A number of at least 0, or one of the words."""
+
+    def accepts(value: Any) -> bool:
+        return value in words or (type(value) in (int, float) and 0 <= value < below)
+
+    return _checked(default, accepts, f"a number{_of(0, words, below)}")
+
+
+def _of(least: int, words: tuple[Any, ...], below: float = math.inf) -> str:
+    above = f" and below {below:g}" if below < math.inf else ""
+    return f" of at least {least}{above}" + "".join(f" or {word!r}" for word in words)
+
+
+def _checked(default: Any, accepts: Callable[[Any], bool], expected: str) -> Any:
+    return dataclasses.field(default=default, metadata={"check": _Check(accepts, expected)})
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How kept weights are re-adjusted. The default is the best we know; "paper" is the paper as written.
+
+    Args:
+        horizon: K, how many operations beyond the layer have their outputs preserved. "auto": by the kind of network,
+            from our measurements; "paper": from the paper's table.
+        sweeps: Passes over all layers. From the second on, all other layers are already pruned. "auto": by the kind of
+            network.
+        mask_steps: Sweeps that begin with new masks, at most `sweeps`. Each keeps the same share of what the one before
+            kept (1:4 in two steps is 2:4 first) and chooses from re-adjusted weights. "auto": by the kind of network
+            and the pattern. Masks that are given are used in one step.
+        targets: What the outputs should match. "dense-stream": the dense network's own activations; "dense-weights":
+            dense weights applied to the pruned network's activations (the paper); "auto": by the kind of network.
+        normalization: Of the K-step loss, see `snows.solve.objective`.
+        curvature: "auto" takes Gauss-Newton products where they equal the Hessian's, and the exact Hessian elsewhere
+            (in transformers that is much worse, see docs/transformers.md).
+        start: "closed-form": least squares (K=0), unless the masked weights are better; "masked": the masked weights.
+        preconditioner: "rows": CG is preconditioned with the factors of the closed form; None: it is not.
+        ridge: Relative damping of the closed form.
+        newton_steps: For each layer and sweep, or for each mini-batch where `minibatch` is set.
+        cg_steps: At most so many in one CG solve.
+        cg_absolute_tolerance: CG ends when the norm of the residual is below it. "paper": from the paper's table.
+        cg_relative_tolerance: The same, relative to the right-hand side.
+        cg_least_gain: CG ends at a step with less than this share of what all its steps have gained, in the quadratic
+            model.
+        damping: Levenberg-Marquardt damping.
+        relative_damping: The same, as a share of the mean diagonal of the curvature.
+        armijo: How much a step must lower the loss, in Armijo's condition.
+        precision: Of derivatives; losses are always in full precision. "auto": bfloat16 on a GPU where every operation
+            is piecewise linear; "full": that of the weights.
+        product_samples: Samples in curvature products; gradients and line searches use all. None: all.
+        minibatch: Samples of one mini-batch, for gradient, products and line search (Algorithm 2). None: all samples.
+        held_out: Share of the samples that no weight is fitted to. New weights are kept where they lower the K-step
+            loss of these samples. 0: where they lower that of the fitted samples.
+        mirror: Also fit images mirrored left to right. More samples for nothing but time, where mirror images look
+            natural (photographs, not letters).
+        finish_steps: Steps of the last stage, in which all kept weights are trained together to match the dense
+            network. 0: no such stage; "auto": by the kind of network.
+        finish_batch: Samples in one of these steps.
+        finish_rate: Learning rate of Adam in these steps. "auto": by the kind of network.
+
+    Raises:
+        ArgumentError: A value is not one of those above.
+
+    Example:
+        >>> recipe = Recipe(horizon=6, sweeps=2)
+        >>> recipe.replace(sweeps=1).horizon
+        6
+        >>> Recipe.from_json(recipe.to_json()) == recipe
+        True
     """
 
-    horizon: int | Literal["auto", "paper"] = "auto"
-    sweeps: int | Literal["auto"] = "auto"
-    mask_steps: int | Literal["auto"] = "auto"
-    targets: Literal["auto", "dense-stream", "dense-weights"] = "auto"
-    normalization: Normalization = "variance"
-    curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = "gauss-newton"
-    start: Literal["closed-form", "masked"] = "closed-form"
-    preconditioner: Literal["rows"] | None = "rows"
-    ridge: float = 1e-6
-    newton_steps: int = 1
-    cg_steps: int = 20
-    cg_absolute_tolerance: float | Literal["paper"] = 0.0
-    cg_relative_tolerance: float = 1e-2
-    cg_least_gain: float = 0.01
-    damping: float = 0.0
-    relative_damping: float = 1e-3
-    armijo: float = 1e-5
-    precision: Literal["auto", "full"] = "auto"
-    product_samples: int | None = 1000
-    minibatch: int | None = None
-    held_out: float = 0.05
-    mirror: bool = False
-    finish_steps: int | Literal["auto"] = "auto"
-    finish_batch: int = 64
-    finish_rate: float | Literal["auto"] = "auto"
+    horizon: int | Literal["auto", "paper"] = _whole("auto", "auto", "paper")
+    sweeps: int | Literal["auto"] = _whole("auto", "auto", least=1)
+    mask_steps: int | Literal["auto"] = _whole("auto", "auto", least=1)
+    targets: Literal["auto", "dense-stream", "dense-weights"] = _one_of("auto", "dense-stream", "dense-weights")
+    normalization: Literal["variance", "mean", "sum"] = _one_of("variance", "mean", "sum")
+    curvature: Literal["auto", "gauss-newton", "hessian", "fisher"] = _one_of(
+        "gauss-newton", "auto", "hessian", "fisher"
+    )
+    start: Literal["closed-form", "masked"] = _one_of("closed-form", "masked")
+    preconditioner: Literal["rows"] | None = _one_of("rows", None)
+    ridge: float = _number(1e-6)
+    newton_steps: int = _whole(1, least=1)
+    cg_steps: int = _whole(20, least=1)
+    cg_absolute_tolerance: float | Literal["paper"] = _number(0.0, "paper")
+    cg_relative_tolerance: float = _number(1e-2)
+    cg_least_gain: float = _number(0.01)
+    damping: float = _number(0.0)
+    relative_damping: float = _number(1e-3)
+    armijo: float = _number(1e-5)
+    precision: Literal["auto", "full"] = _one_of("auto", "full")
+    product_samples: int | None = _whole(1000, None, least=1)
+    minibatch: int | None = _whole(None, None, least=1)
+    held_out: float = _number(0.05, below=1)
+    mirror: bool = _one_of(False, True)
+    finish_steps: int | Literal["auto"] = _whole("auto", "auto")
+    finish_batch: int = _whole(64, least=1)
+    finish_rate: float | Literal["auto"] = _number("auto", "auto")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata["check"]
+            if not check.accepts(value):
+                raise ArgumentError(f"recipe: {field.name} is {value!r}; expected {check.expected}")
 
     def held_out_samples(self, samples: int) -> int:
         """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
@@ -85,17 +151,12 @@ class Recipe:
             return 0
         return min(max(round(self.held_out * samples), _LEAST_HELD_OUT), samples // 4)
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            problem = _problem(field.name, str(field.type), getattr(self, field.name))
-            if problem is not None:
-                raise ArgumentError(f"recipe: {field.name} is {getattr(self, field.name)!r}; expected {problem}")
-
     def replace(self, **changes: Any) -> Recipe:
-        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        """The same recipe with some choices changed."""
+        known = [field.name for field in dataclasses.fields(self)]
+        unknown = sorted(set(changes) - set(known))
         if unknown:
-            known = ", ".join(field.name for field in dataclasses.fields(self))
-            raise ArgumentError(f"recipe: unknown choice {', '.join(sorted(unknown))}; known are {known}")
+            raise ArgumentError(f"recipe: unknown choice {', '.join(unknown)}; known are {', '.join(known)}")
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> str:
@@ -103,6 +164,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
+        """A recipe from JSON. Choices that the text leaves out are the defaults."""
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, or nested too deep
@@ -110,45 +172,6 @@ class Recipe:
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ArgumentError(f'recipe: expected a JSON object with "schema": {SCHEMA}')
         return DEFAULT.replace(**data)
-
-
-_CHOICES: Mapping[str, tuple[object, ...]] = {
-    "targets": ("auto", "dense-stream", "dense-weights"),
-    "normalization": ("variance", "mean", "sum"),
-    "curvature": ("auto", "gauss-newton", "hessian", "fisher"),
-    "start": ("closed-form", "masked"),
-    "preconditioner": ("rows", None),
-    "precision": ("auto", "full"),
-    "mirror": (False, True),
-}
-_NAMED: Mapping[str, tuple[object, ...]] = {
-    "horizon": ("auto", "paper"),
-    "sweeps": ("auto",),
-    "mask_steps": ("auto",),
-    "cg_absolute_tolerance": ("paper",),
-    "finish_steps": ("auto",),
-    "finish_rate": ("auto",),
-}
-_AT_LEAST_ONE = {"sweeps", "mask_steps", "newton_steps", "cg_steps", "product_samples", "minibatch", "finish_batch"}
-_BELOW = {"held_out": 1.0}
-
-
-def _problem(name: str, type_: str, value: object) -> str | None:
-    """What a field should have been; None if it is fine."""
-    if name in _CHOICES:
-        choices = _CHOICES[name]
-        return None if value in choices else "one of " + ", ".join(repr(choice) for choice in choices)
-    if value in _NAMED.get(name, ()) or (value is None and "None" in type_):
-        return None
-    least, whole = int(name in _AT_LEAST_ONE), "int" in type_
-    below = _BELOW.get(name, math.inf)
-    number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if number and least <= value < below:  # type: ignore[operator]  # a number, see above
-        return None
-    names = [repr(word) for word in _NAMED.get(name, ())] + ["None"] * ("None" in type_)
-    extra = "".join(f" or {word}" for word in names)
-    above = f" and below {below:g}" if below < math.inf else ""
-    return f"{'a whole number' if whole else 'a number'} of at least {least}{above}{extra}"
 
 
 DEFAULT = Recipe()
@@ -159,10 +182,10 @@ PAPER = Recipe(
     mask_steps=1,
     targets="dense-weights",  # Y = f(X, W) on the cascaded inputs X, below Equation (3)
     normalization="mean",  # its code averages each operation's error; its lambda and tolerance are tuned to that
-    curvature="auto",  # "exact Hessian products"; Gauss-Newton's are these where all is piecewise linear, and cost less
+    curvature="auto",  # "exact Hessian products"; Gauss-Newton's are these where all is piecewise linear, and cheaper
     start="masked",  # Algorithm 2, line 2
     preconditioner=None,  # Algorithm 1
-    newton_steps=1,  # Algorithm 2: one step per mini-batch
+    newton_steps=1,  # Algorithm 2: one step for each mini-batch
     cg_steps=200,  # not in the paper; its ablation goes from 5 to 500
     cg_absolute_tolerance="paper",  # hyperparameter table: 1e-3, for transformers 5e-4
     cg_relative_tolerance=0.0,
@@ -181,6 +204,7 @@ EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, mask_steps=1, cg_steps=3, produc
 
 
 def as_recipe(given: object) -> Recipe:
+    """A recipe by name, or the recipe itself."""
     if isinstance(given, Recipe):
         return given
     named = {"default": DEFAULT, "paper": PAPER}

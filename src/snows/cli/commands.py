@@ -215,7 +215,7 @@ def prune(
         with setting.step("evaluating the dense network"):  # first, so that what does not fit is said before the work
             expected = reference(dense, read.test)
             rows = [{"network": "dense", **_figures(dense, read, expected)}]
-    with capturing_once():
+    with capturing_once(dense):
         with setting.step("pruning with the mask alone"):
             mask_only = run(dense, calibration, pattern, solver=None, progress=False, **common)
         show = not (quiet or as_json)

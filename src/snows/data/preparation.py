@@ -85,43 +85,51 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
 
 @dataclass(frozen=True)
 class _Remembered:
-    """What was prepared, the warnings caught meanwhile, and the arguments: ids are only unique while objects live."""
+    """What was prepared, its warnings, and the samples: an id is only unique while its object lives."""
 
     prepared: Prepared
     caught: list[warnings.WarningMessage]
-    arguments: tuple[object, ...]
+    calibration: object
 
 
-_REMEMBERED: ContextVar[dict[tuple[object, ...], _Remembered] | None] = ContextVar("remembered", default=None)
+@dataclass(frozen=True)
+class _Memory:
+    """What was prepared for one model, by the other arguments of `prepare`."""
+
+    model: nn.Module
+    remembered: dict[tuple[object, ...], _Remembered]
+
+
+_MEMORY: ContextVar[_Memory | None] = ContextVar("_MEMORY", default=None)
 
 
 @contextmanager
-def capturing_once() -> Iterator[None]:
-    """Inside, the same model and samples are only prepared once. They must not change meanwhile."""
+def capturing_once(model: nn.Module) -> Iterator[None]:
+    """Inside, this model is prepared once for the same samples. Neither may change meanwhile."""
     with ONE_AT_A_TIME:
-        token = _REMEMBERED.set({})
+        token = _MEMORY.set(_Memory(model, {}))
         try:
             yield
         finally:
-            _REMEMBERED.reset(token)
+            _MEMORY.reset(token)
 
 
 def prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
 ) -> Prepared:
     """Copy the model, read and shuffle the samples, capture the network."""
-    remembered = _REMEMBERED.get()
-    if remembered is None:
+    memory = _MEMORY.get()
+    if memory is None or memory.model is not model:
         return _prepare(model, calibration, device, seed, with_labels)
-    key = (id(model), id(calibration), str(device), seed, with_labels)
-    if key not in remembered:
+    key = (id(calibration), str(device), seed, with_labels)
+    if key not in memory.remembered:
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("always", SnowsWarning)
             prepared = _prepare(model, calibration, device, seed, with_labels)
-        remembered[key] = _Remembered(prepared, caught, (model, calibration))
-    known = remembered[key]
-    for warning in known.caught:  # every run reports them
-        warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        memory.remembered[key] = _Remembered(prepared, caught, calibration)
+    known = memory.remembered[key]
+    for warning in known.caught:  # every run is warned, not only the first
+        warnings.warn(warning.message, warning.category, stacklevel=2)
     return replace(known.prepared, graph=known.prepared.graph.with_own_parameters())  # a run may replace parameters
 
 

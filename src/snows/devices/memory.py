@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ArgumentError
 
-_CPU_BYTES = 16 << 30  # the same on every machine, so that runs can be repeated bit for bit
+_CPU_BYTES = 16 << 30  # the same on every machine that has it, so that runs can be repeated bit for bit
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
 _HOST_SHARE = 0.5  # of the host's memory, for what rests there
 FACTORING = 5  # copies of a chunk of row blocks while it is inverted
@@ -85,14 +85,14 @@ class Memory:
 
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:
-    """What was given, or what is free."""
+    """The given budget. Without one: what is free on a GPU; on a CPU 16 GiB, or the host's memory if that is less."""
     host = 0 if device.type == "cpu" else int(_HOST_SHARE * _host_bytes())
     if given is not None:
         return Memory(given, host)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), host)
-    return Memory(_CPU_BYTES, host)
+    return Memory(min(_CPU_BYTES, _host_bytes()), host)
 
 
 def _host_bytes() -> int:

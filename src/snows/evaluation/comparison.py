@@ -22,6 +22,7 @@ from ..data.preparation import as_device, prepare
 from ..data.samples import read_samples
 from ..devices.memory import as_bytes
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
+from ..events import Event
 from ..masks import as_method
 from ..masks.given import is_mask_file
 from ..patterns.base import PatternRules
@@ -29,7 +30,6 @@ from ..plan import Names, make_plan
 from ..recipe import Recipe, as_recipe
 from ..results.folder import Folder, cell_name, describe, digest
 from ..results.report import finite
-from ..solve.cascade import Event
 from ..version import __version__
 from .classes import evaluate, reference
 from .table import Comparison, ComparisonInterrupted, Row

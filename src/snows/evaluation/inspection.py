@@ -13,11 +13,12 @@ from ..data.preparation import prepare
 from ..devices.memory import Memory, as_bytes, memory_limits
 from ..graph import Graph
 from ..patterns.base import PatternRules
-from ..plan import Names, Plan, make_plan, resolve
+from ..plan import Names, Plan, make_plan
 from ..recipe import Recipe, as_recipe
 from ..solve.estimate import Estimate
 from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
+from ..solve.settings import Settings, resolve
 
 _TIMED_SAMPLES = 16
 
@@ -73,39 +74,38 @@ def inspect(
     rules = PatternRules.parse(pattern)
     world = prepare(model, calibration, device, seed=0)
     count = (samples or world.samples.count) * (2 if chosen.mirror else 1)
-    chosen = resolve(chosen, world.graph, world.device.type, rules)
-    assert isinstance(chosen.sweeps, int)
-    plan = make_plan(world.graph, rules, chosen.horizon, layers, exclude)
+    settings = resolve(chosen, world.graph, world.device.type, rules)
+    plan = make_plan(world.graph, rules, settings.horizon, layers, exclude)
     timed = min(_TIMED_SAMPLES, world.samples.count)
     speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)
     limits = memory_limits(world.device, budget)
-    found = _pruned(world.graph, plan, chosen, count, world.device, speed, limits)
+    found = _pruned(world.graph, plan, settings, count, world.device, speed, limits)
     found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
-    finish = _finish_seconds(world.graph, chosen, count, speed)
+    finish = _finish_seconds(world.graph, settings, count, speed)
     return Inspection(
-        type(model).__name__, samples or world.samples.count, chosen.sweeps, tuple(found), weights, finish
+        type(model).__name__, samples or world.samples.count, settings.sweeps, tuple(found), weights, finish
     )
 
 
 def _pruned(
-    graph: Graph, plan: Plan, recipe: Recipe, samples: int, device: torch.device, speed: float, limits: Memory
+    graph: Graph, plan: Plan, settings: Settings, samples: int, device: torch.device, speed: float, limits: Memory
 ) -> list[LayerInspection]:
-    micro = micro_batch_size(graph, plan, samples, recipe, device, limits)
+    micro = micro_batch_size(graph, plan, samples, settings, device, limits)
     rows = []
-    estimate = Estimate(graph, plan, recipe, limits, device, samples, micro)
+    estimate = Estimate(graph, plan, settings, limits, device, samples, micro)
     members = {p.layer.parameter: group for group in plan.groups for p in group}
     for planned in plan.pruned:
         layer, group = planned.layer, members[planned.layer.parameter]
         segment = graph.segment([other.layer for other in group], planned.horizon)
-        products = min(recipe.minibatch or estimate.product_samples(group) or samples, samples)
+        products, newton = estimate.product_samples(group), settings.newton
         # Passes over the segment: targets, three losses, a gradient (3), and two for each product.
-        work = samples * 7 + products * recipe.newton_steps * (2 * recipe.cg_steps + 5)
-        if recipe.minibatch is not None:
-            work = samples * recipe.newton_steps * (4 * recipe.cg_steps + 7)
+        work = samples * 7 + products * newton.steps * (2 * newton.cg.max_steps + 5)
+        if settings.in_minibatches:
+            work = samples * newton.steps * (4 * newton.cg.max_steps + 7)
         positions = graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
         gram = 2 * samples * positions * layer.columns**2 * layer.groups
-        kind = curvature_kind(recipe, segment)
+        kind = curvature_kind(settings.curvature, segment)
         rows.append(
             LayerInspection(
                 layer.name,
@@ -115,17 +115,16 @@ def _pruned(
                 planned.horizon,
                 kind,
                 estimate.of_group(group),
-                recipe.sweeps * (work * segment.cost.flops / len(group) + gram) / speed,
+                settings.sweeps * (work * segment.cost.flops / len(group) + gram) / speed,
             )
         )
     return rows
 
 
-def _finish_seconds(graph: Graph, recipe: Recipe, samples: int, speed: float) -> float:
+def _finish_seconds(graph: Graph, settings: Settings, samples: int, speed: float) -> float:
     """Each step is a pass of the dense network, one of the pruned network, and one back, which counts twice."""
-    assert isinstance(recipe.finish_steps, int)
     flops: int = sum(node.meta["flops"] for node in graph.nodes)
-    return 4 * recipe.finish_steps * min(recipe.finish_batch, samples) * flops / speed
+    return 4 * settings.distill.steps * min(settings.distill.batch, samples) * flops / speed
 
 
 def _flops_per_second(graph: Graph, leaves: list[Any], samples: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..solve.cascade import Event
+from ..events import *
 
 
 class ProgressBar:
@@ -24,10 +24,18 @@ class ProgressBar:
         self._task = self._progress.add_task("reading, capturing, choosing masks", total=None)
         self._progress.start()
 
-    def show(self, event: Event) -> None:
-        done, total = event.sweep * event.total + event.index + (event.solve is not None), event.total * event.sweeps
-        if event.finishing:
-            done, total = event.index, event.total
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, LayerStarted):
+            done, total = (
+                event.sweep * event.total + event.index + isinstance(event, LayerSolved),
+                event.total * event.sweeps,
+            )
+        elif isinstance(event, DistillStep):
+            done, total = event.step, event.steps
+        elif isinstance(event, MemoryEstimated):
+            return self.say(str(event))
+        else:
+            return
         self._progress.update(self._task, completed=done, total=total, description=str(event))
 
     def say(self, words: str) -> None:
@@ -36,3 +44,16 @@ class ProgressBar:
 
     def close(self) -> None:
         self._progress.stop()
+
+
+from contextlib import contextmanager
+
+
+@contextmanager
+def listening(progress):
+    bar = ProgressBar() if progress is True else None
+    try:
+        yield bar or (progress if callable(progress) else lambda event: None)
+    finally:
+        if bar:
+            bar.close()

@@ -37,6 +37,10 @@ class NM:
         return f"{self.n}:{self.m}"
 
     @property
+    def group(self) -> tuple[int, int] | None:
+        return self.m, self.n
+
+    @property
     def sparsity(self) -> float:
         return 1 - self.n / self.m
 
@@ -108,6 +112,11 @@ class Unstructured:
         words = [f"{self.sparsity}", self.spread, "flops" if self.of == "flops" else None]
         words += [f"min={self.least}" if self.least else None, None if self.most is None else f"max={self.most}"]
         return " ".join(word for word in words if word)
+
+    group = None
+
+    def violations(self, mask: Tensor) -> int:
+        return 0
 
     def refusal(self, shape: torch.Size) -> str | None:
         return None

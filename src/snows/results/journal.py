@@ -13,7 +13,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from ..errors import SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
+from ..solve.layer import SolvedLayer
 from .files import write_whole
 from .folder import Folder
 
@@ -32,30 +32,16 @@ _DIGEST = 32  # hexadecimal digits
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One layer, or a group that is solved together, after one sweep. Tensors go by parameter name."""
-
-    weights: dict[str, Tensor]
-    masks: dict[str, Tensor]
-    solve: SolveReport
-
-
-def laid_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in the memory layout in which a file gives them back: another layout would round otherwise."""
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
-
-
 class Journal:
     """Keeps nothing: every layer has to be solved."""
 
     recalled = 0  # number of solves that an earlier run had finished
 
-    def recall(self, sweep: int, index: int) -> Entry | None:
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
         """What an earlier run has kept for group `index` of a sweep, or None."""
         return None
 
-    def record(self, sweep: int, index: int, entry: Entry) -> None:
+    def record(self, sweep: int, index: int, solved: SolvedLayer) -> None:
         """Keep a finished group."""
 
     def recall_choice(self, sweep: int) -> Choice | None:
@@ -79,21 +65,21 @@ class DiskJournal(Journal):
 
     @property
     def finished(self) -> int:
-        """How many layers are finished, over all sweeps. Layers that are solved together count once."""
-        return len(self._files("sweep*-layer*"))
+        """How many solves of layers are kept, see `count_solves`."""
+        return count_solves(self.folder.path)
 
-    def recall(self, sweep: int, index: int) -> Entry | None:
-        entry = self._read(_layer(sweep, index), _as_entry)
-        if entry is None:
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
+        solved = self._read(_layer(sweep, index), _as_solved)
+        if solved is None:
             self._gap = True
         else:
             self.recalled += 1
-        return entry
+        return solved
 
-    def record(self, sweep: int, index: int, entry: Entry) -> None:
-        facts = dataclasses.asdict(entry.solve)  # JSON has no NaN
+    def record(self, sweep: int, index: int, solved: SolvedLayer) -> None:
+        facts = dataclasses.asdict(solved.solve)  # JSON has no NaN
         note = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in facts.items()}
-        self._write(_layer(sweep, index), _named(entry.masks, entry.weights), json.dumps(note))
+        self._write(_layer(sweep, index), _named(solved.masks, solved.weights), json.dumps(note))
 
     def recall_choice(self, sweep: int) -> Choice | None:
         return self._read(_start(sweep), _as_choice)
@@ -126,7 +112,7 @@ class DiskJournal(Journal):
             return None
 
     def _files(self, name: str) -> list[Path]:
-        return sorted(self._place.glob(f"{name}-{'[0-9a-f]' * _DIGEST}.safetensors"))
+        return _files(self.folder.path, name)
 
     @property
     def _place(self) -> Path:
@@ -136,6 +122,15 @@ class DiskJournal(Journal):
 def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device) -> Journal:
     """A journal in a folder if there is a path. Only then are settings called: they take digests of all data."""
     return Journal() if path is None else DiskJournal(Path(path), settings(), device)
+
+
+def count_solves(folder: Path) -> int:
+    """How many solves of layers a journal keeps, over all sweeps. Layers that are solved together count once."""
+    return len(_files(folder, "sweep*-layer*"))
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    return sorted((folder / _LAYERS).glob(f"{name}-{'[0-9a-f]' * _DIGEST}.safetensors"))
 
 
 def _named(masks: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -152,10 +147,10 @@ def _as_choice(tensors: Mapping[str, Tensor], note: str) -> Choice:
     return Choice({name: mask.bool() for name, mask in parts["mask"].items()}, parts["weight"])
 
 
-def _as_entry(tensors: Mapping[str, Tensor], note: str) -> Entry:
+def _as_solved(tensors: Mapping[str, Tensor], note: str) -> SolvedLayer:
     facts: dict[str, Any] = {key: math.nan if value is None else value for key, value in json.loads(note).items()}
     choice = _as_choice(tensors, note)
-    return Entry(choice.weights, choice.masks, SolveReport(**facts))
+    return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 
 
 def _layer(sweep: int, index: int) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,18 +26,20 @@ from .storage import refuse_existing
 class Result:
     """A pruned model, its masks, and the report of how it was made.
 
-    model   the pruned model: a copy of the user's one, with exact zeros where weights are removed
-    masks   by parameter name; True where a weight is kept
-    report  figures of the run, see `Report`
-    recipe  the choices of the run
-    source  the name from which the dense model was built, if it has one: `load` can build it again
-    probe   arguments of a call of the model. They are saved with the model's answers, which `verify` compares
+    Attributes:
+        model: The pruned model: a copy of the user's one, with exact zeros where weights are removed.
+        masks: By parameter name. True where a weight is kept.
+        report: Figures of the run.
+        recipe: The choices of the run.
+        source: The name that the dense model was built from, if it has one: `snows.load` can build it again.
+        probe: Arguments of a call of the model. They are saved with its answers, which `snows.verify` compares.
 
-    >>> import torch, snows
-    >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
-    >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
-    >>> {name: int(mask.sum()) for name, mask in result.masks.items()}
-    {'1.weight': 32}
+    Example:
+        >>> import torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> {name: int(mask.sum()) for name, mask in result.masks.items()}
+        {'0.weight': 32}
     """
 
     model: nn.Module
@@ -49,23 +50,29 @@ class Result:
     probe: Call | None = None
 
     def save(self, directory: str | Path, *, compact: bool = False, force: bool = False) -> Path:
-        """Write everything into a new folder: weights, masks and probe as safetensors, the rest as JSON and HTML.
+        """Write weights, masks and probe as safetensors, the rest as JSON and HTML, into a new folder.
 
-        The folder appears at the end, complete. Saving the same result again gives the same bytes.
+        The folder appears at the end, complete. Saving the same result again writes the same bytes.
 
-        directory  must not exist, or be empty
-        compact    store kept weights only, in a smaller file that `snows.load` expands
-        force      replace the folder if it holds a saved result and nothing else
+        Args:
+            directory: A folder that does not exist, or is empty.
+            compact: Store kept weights only, in a smaller file that `snows.load` expands.
+            force: Replace the folder if it holds a saved result and nothing else.
 
-        Returns the folder. Raises InputError if it cannot be written, holds something else, or if the model was
-        changed after pruning and has other weights than zero where its masks remove them.
+        Returns:
+            The folder.
 
-        >>> import tempfile, torch, snows
-        >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
-        >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     sorted(path.name for path in result.save(f"{folder}/pruned").iterdir())[:3]
-        ['manifest.json', 'masks.safetensors', 'model.safetensors']
+        Raises:
+            InputError: The folder cannot be written or holds something else. Or the model was changed after pruning: it
+                is not zero where its masks remove weights.
+
+        Example:
+            >>> import tempfile, torch, snows
+            >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+            >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sorted(path.name for path in result.save(f"{folder}/pruned").iterdir())[:3]
+            ['manifest.json', 'masks.safetensors', 'model.safetensors']
         """
         directory = Path(directory)
         refuse_existing(directory, force)
@@ -113,9 +120,7 @@ def _tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     return tied
 
 
-def _exact_state(
-    own: Mapping[str, Tensor], masks: Mapping[str, Tensor], tied: Mapping[str, str]
-) -> dict[str, Tensor]:
+def _exact_state(own: Mapping[str, Tensor], masks: Mapping[str, Tensor], tied: Mapping[str, str]) -> dict[str, Tensor]:
     """A copy on the CPU with +0.0 wherever a mask removes. Tied weights are copied for each of their names."""
     kept = {tied.get(name, name): mask for name, mask in masks.items()}
     state: dict[str, Tensor] = {}

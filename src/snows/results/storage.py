@@ -44,27 +44,32 @@ def _is_result(directory: Path) -> bool:
 
 
 def load(directory: str | Path, model: nn.Module | None = None, trust: bool = False) -> nn.Module:
-    """Load the weights of a saved result.
+    """Load the weights of a saved result into a model.
 
-    Files that are read must be as they were written: their checksums are compared with the manifest, unless the folder
-    is from a version of snows that wrote none. `snows.verify` checks all files and what they say.
+    The files that are read must be as they were written: their checksums are compared with the manifest. (Folders of
+    versions of snows that wrote no manifest are read as they are.) `snows.verify` checks all files, and what they say.
 
-    directory  a folder written by `Result.save` or `snows prune --out`
-    model      a module to fill; it may have its own way to write masks (torch.nn.utils.prune, NVIDIA's ASP). Without
-               it, the model is built from the name that the folder records: the embedded one, or one of torchvision,
-               timm or Hugging Face
-    trust      whether to run code that the folder names (`file.py:factory`) to build the model
+    Args:
+        directory: A folder that `Result.save` or `snows prune --out` wrote.
+        model: A module to fill. It may hold masks in its own way (torch.nn.utils.prune, NVIDIA's ASP). Default: a new
+            model of the name that the folder records, such as "torchvision:resnet50".
+        trust: Whether to run code that the folder names ("file.py:factory") to build the model.
 
-    Returns the filled module. Raises InputError if a file is missing, damaged or exchanged, if the weights do not fit
-    the model, or if there is no model and the folder records none, or one that only code builds, without `trust`.
+    Returns:
+        The filled module.
 
-    >>> import tempfile, torch, snows
-    >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
-    >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     loaded = snows.load(result.save(f"{folder}/pruned"), model)
-    >>> int((loaded[1].weight == 0).sum())
-    32
+    Raises:
+        InputError: A file is missing, damaged or exchanged; the weights do not fit the model; or there is no model, and
+            the folder records none, or one that only code can build and `trust` is false.
+
+    Example:
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     loaded = snows.load(result.save(f"{folder}/pruned"), model)
+        >>> int((loaded[0].weight == 0).sum())
+        32
     """
     folder = Path(directory)
     file = model_file(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from torch import Tensor, nn
 from ..data.compact import nonzero_where_removed
 from ..data.models import build_model, is_code
 from ..data.weights import fill, fitted, read_state, read_tensors
-from ..errors import InputError, SnowsError
-from ..patterns.base import NM
+from ..errors import ArgumentError, InputError, SnowsError
+from ..patterns import Pattern, parse_pattern
 from ..recipe import Recipe
 from . import probe
 from .files import read_json
@@ -41,17 +40,19 @@ _LAYER_KEYS = {"parameter", "shape", "pattern", "weights", "kept"}
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify` has found in a saved result.
+    """What `snows.verify` has found.
 
-    findings  one sentence for everything that is wrong
-    notes     one sentence for everything else worth knowing, such as a check that was not possible
-    files     number of files whose checksums are those of the manifest
-    layers    number of layers whose pattern, mask and weights are as reported
-    ok        whether nothing is wrong
+    Attributes:
+        findings: One sentence for everything that is wrong.
+        notes: One sentence for everything else worth knowing, such as a check that was not possible.
+        files: How many files have the checksums of the manifest.
+        layers: How many layers have the pattern, mask and weights that the report says.
+        ok: Whether nothing is wrong.
 
-    >>> import snows
-    >>> snows.Verification(findings=("model.safetensors is missing",)).ok
-    False
+    Example:
+        >>> import snows
+        >>> snows.Verification(findings=("model.safetensors is missing",)).ok
+        False
     """
 
     findings: tuple[str, ...]
@@ -65,23 +66,29 @@ class Verification:
 
 
 def verify(directory: str | Path, model: nn.Module | None = None) -> Verification:
-    """Check a saved result: first that every byte is as it was written, then what the files say.
+    """Check a saved result: that every byte is as it was written, then what the files say.
 
     Checked are the pattern and the number of kept weights of each layer, exact zeros where its mask removes, shapes,
     types and finite values; and, if there is a model to run, its answers to the stored inputs.
 
-    directory  a folder written by `Result.save` or `snows prune --out`
-    model      the model to run, which is not changed. Without it, the model is built from the name that the folder
-               records; but code that a folder names (`file.py:factory`) is not run
+    Args:
+        directory: A folder that `Result.save` or `snows prune --out` wrote.
+        model: The model to run. It is not changed. Default: a new model of the name that the folder records, unless
+            that is code ("file.py:factory"), which is never run.
 
-    Returns a `Verification`. Raises InputError if there is no such folder.
+    Returns:
+        A `Verification` with one sentence for everything that is wrong.
 
-    >>> import tempfile, torch, snows
-    >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3))).eval()
-    >>> result = snows.prune(model, torch.randn(16, 8), "2:4", solver=None, progress=False)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     snows.verify(result.save(f"{folder}/pruned"), model)
-    Verification(findings=(), notes=(), files=6, layers=1)
+    Raises:
+        InputError: There is no such folder.
+
+    Example:
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     snows.verify(result.save(f"{folder}/pruned"), model)
+        Verification(findings=(), notes=(), files=6, layers=1)
     """
     folder = Path(directory)
     if not folder.is_dir():
@@ -183,14 +190,21 @@ def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[s
     kept = int(mask.sum())
     if (kept, mask.numel()) != (layer["kept"], layer["weights"]):
         yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {layer['kept']} of {layer['weights']}"
-    counts = re.fullmatch(r"(\d+):(\d+)", str(layer["pattern"]))
-    if counts is None:  # the number of kept weights is all there is to check
+    pattern = _pattern(layer["pattern"])
+    if pattern is None:
         return
-    pattern = NM(int(counts[1]), int(counts[2]))
     if (refusal := pattern.refusal(mask.shape)) is not None:
         yield f"{name} cannot be {pattern}: {refusal}"
     elif groups := pattern.violations(mask):
         yield f"{name} keeps more than {pattern} allows in {groups} groups"
+
+
+def _pattern(text: object) -> Pattern | None:
+    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own."""
+    try:
+        return None if text == "given" else parse_pattern(text)
+    except ArgumentError:
+        return None
 
 
 def _check_weight(name: str, weight: Tensor, mask: Tensor) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""The last stage, beyond the paper: all kept weights at once, matched to the dense network.
+"""The last stage, beyond the paper: all kept weights together, matched to the dense network.
 
-The cascade solves one layer at a time, and what one layer cannot mend drifts on along a residual stream. Here every
-operation of the whole network and its outputs are matched together, by gradient descent (Adam) on the kept weights and
-on the vectors around them: biases, scales and shifts of norms. No labels, and other layers' weights stay as they are.
-Images are seen in random views; held-out samples decide what is kept.
+The cascade solves one layer at a time, and errors that one layer cannot mend drift along a residual stream. Here all
+operations of the network and its outputs are matched together, by gradient descent (Adam) on the kept weights and on
+biases, scales and shifts of norms. No labels are used, and the weights of other layers do not change. Images are seen
+in random views; held-out samples decide what is kept.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ..data.samples import Samples
 from ..devices.cuda_graph import Replayed
 from ..devices.memory import Memory
 from ..errors import SnowsWarning
+from ..events import Distilled, DistillStep, Listener
 from ..graph import Graph
 from ..graph.kind import is_image
 from ..graph.segment import Values
-from ..recipe import Recipe
-from ..results.report import FinishReport
 from .augment import random_views
 from .objective import square_sum
+from .settings import DistillSettings
 
 _OUTPUT_SHARE = 0.1  # of the loss: the network's outputs; the other operations share the rest
 _WARM_UP = 0.05  # share of the steps in which the rate rises
-_JUDGEMENTS = 10  # how often held-out samples are asked
+_JUDGEMENTS = 10  # by held-out samples
 _VARIANCE_SAMPLES = 64
 _LEAST_VARIANCE = 1e-12
 Precision = Literal["full", "mixed", "half"]
@@ -42,33 +42,30 @@ _BYTES_PER_VALUE = 4  # a pass holds each value, its target, its gradient, and s
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What changed: kept weights, with zeros where they are masked, and vectors."""
-
-    parameters: dict[str, Tensor]
-    report: FinishReport
-
-
-@dataclass(frozen=True)
-class Finish:
+class Distillation:
     """What the last stage works with."""
 
     graph: Graph
     masks: Mapping[str, Tensor]
     fitted: Samples
     held_out: Samples
-    recipe: Recipe
+    settings: DistillSettings
     memory: Memory
     seed: int
 
-    def run(self, parameters: Mapping[str, Tensor], tell: Callable[[int], None] = lambda step: None) -> Finished:
-        """Descend from `parameters`. Kept is the best of the points at which held-out samples were asked, the first
-        included. Where a batch does not fit the memory it is taken in more pieces."""
-        batch = min(self.recipe.finish_batch, self.fitted.count)
+    def run(
+        self, parameters: Mapping[str, Tensor], notify: Listener = lambda event: None
+    ) -> tuple[dict[str, Tensor], Distilled]:
+        """Train from `parameters`. Returns what changed: kept weights, with zeros where they are masked, and vectors.
+
+        They are the best on held-out samples of the points that were judged, the start included. A batch that does not
+        fit the memory is taken in more pieces.
+        """
+        batch = min(self.settings.batch, self.fitted.count)
         pieces = _pieces(self.graph, batch, self.memory)
         while True:
             try:
-                return self._descend(parameters, pieces, batch // pieces, tell)
+                return self._descend(parameters, pieces, batch // pieces, notify)
             except torch.OutOfMemoryError:
                 if pieces == batch:
                     raise
@@ -81,54 +78,70 @@ class Finish:
             )
 
     def _descend(
-        self, parameters: Mapping[str, Tensor], pieces: int, size: int, tell: Callable[[int], None]
-    ) -> Finished:
+        self, parameters: Mapping[str, Tensor], pieces: int, size: int, notify: Listener
+    ) -> tuple[dict[str, Tensor], Distilled]:
         began = time.perf_counter()
-        assert isinstance(self.recipe.finish_steps, int)  # resolved by the plan
-        steps, rate = self.recipe.finish_steps, self.recipe.finish_rate
-        assert not isinstance(rate, str)
+        steps = self.settings.steps
         fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.held else self.fitted
-        judged = self.held_out if self.held_out.count else fitted
         match = _Match(self.graph, fitted)
-        names = [*self.masks, *self.graph.vectors]
-        trained = {name: parameters[name].detach().clone().requires_grad_() for name in names}
-
-        def current() -> dict[str, Tensor]:
-            return {name: value * self.masks[name] if name in self.masks else value for name, value in trained.items()}
-
-        def snapshot() -> dict[str, Tensor]:
-            return {name: value.detach().clone() for name, value in current().items()}
-
-        def asked() -> float:
-            with torch.no_grad():
-                return match.mean_loss(judged, current(), size)
-
-        best = snapshot()
-        before = lowest = asked()
-        optimizer = torch.optim.Adam(trained.values(), lr=rate, betas=(0.9, 0.99), fused=True)
-        precision = self._precision(next(iter(trained.values())))
-        gradient = _Gradient(lambda leaves: match.loss(leaves, current(), precision) / pieces, list(trained.values()))
+        trained = _Trained(parameters, self.masks, self.graph.vectors)
+        judge = _Judge(match, self.held_out if self.held_out.count else fitted, size, trained)
+        precision = self._precision(next(iter(trained.variables.values())))
+        gradient = _Gradient(
+            lambda leaves: match.loss(leaves, trained.masked(), precision) / pieces, list(trained.variables.values())
+        )
+        optimizer = torch.optim.Adam(trained.variables.values(), lr=self.settings.rate, betas=(0.9, 0.99), fused=True)
         generator = torch.Generator().manual_seed(self.seed)
         pause = max(1, steps // _JUDGEMENTS)
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
-                group["lr"] = rate * _schedule(step / steps)
+                group["lr"] = self.settings.rate * _schedule(step / steps)
             optimizer.zero_grad()
             for _ in range(pieces):
                 gradient.add(_views(_drawn(fitted, size, generator), generator))
             optimizer.step()
-            tell(step)
+            notify(DistillStep(step, steps))
             if step % pause == 0 or step == steps:
-                loss = asked()
-                if loss < lowest:
-                    lowest, best = loss, snapshot()
-        return Finished(best, FinishReport(steps, before, lowest, time.perf_counter() - began))
+                judge.ask()
+        return judge.best, Distilled(steps, judge.loss_before, judge.lowest, time.perf_counter() - began)
 
     def _precision(self, example: Tensor) -> Precision:
-        """Of gradients: rounding is little beside what samples differ by. What is kept is judged in full."""
-        if self.recipe.precision == "full" or not example.is_cuda or example.dtype != torch.float32:
+        """Of gradients: rounding matters little beside the differences between samples. Losses that decide are full."""
+        if not self.settings.half_precision or not example.is_cuda or example.dtype != torch.float32:
             return "full"
         return "half" if self.graph.piecewise_linear else "mixed"
+
+
+class _Trained:
+    """The variables: weights under their masks, and vectors."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], masks: Mapping[str, Tensor], vectors: Sequence[str]) -> None:
+        self._masks = masks
+        self.variables = {name: parameters[name].detach().clone().requires_grad_() for name in [*masks, *vectors]}
+
+    def masked(self) -> dict[str, Tensor]:
+        return {n: value * self._masks[n] if n in self._masks else value for n, value in self.variables.items()}
+
+
+class _Judge:
+    """Keeps the variables that were best on the samples it judges by."""
+
+    def __init__(self, match: _Match, samples: Samples, size: int, trained: _Trained) -> None:
+        self._match, self._samples, self._size, self._trained = match, samples, size, trained
+        self.best = self._snapshot()
+        self.loss_before = self.lowest = self._loss()
+
+    def ask(self) -> None:
+        loss = self._loss()
+        if loss < self.lowest:
+            self.lowest, self.best = loss, self._snapshot()
+
+    def _loss(self) -> float:
+        with torch.no_grad():
+            return self._match.mean_loss(self._samples, self._trained.masked(), self._size)
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._trained.masked().items()}
 
 
 class _Match:

@@ -14,20 +14,20 @@ from ..devices.memory import FACTORING, Memory
 from ..graph import Graph, Segment
 from ..linalg.gram import CHUNK_BYTES
 from ..plan import Plan, PlannedLayer
-from ..recipe import Recipe
 from .footprint import GRADIENT, linearized_bytes, operations_kept
 from .layer import curvature_kind, derivative_precision, samples_in_products
+from .settings import ALL_SAMPLES, Settings
 
-_DENSITY = 0.5  # of a given mask, as far as is known beforehand
+_DENSITY = 0.5  # of a given mask, before it is looked at
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of a run on so many samples, in pieces of `micro_batch`."""
+    """The memory of a run on `samples` samples, in pieces of `micro_batch`."""
 
     graph: Graph
     plan: Plan
-    recipe: Recipe
+    settings: Settings
     memory: Memory
     device: torch.device
     samples: int
@@ -42,42 +42,45 @@ class Estimate:
         cost, micro = segment.cost, min(self.micro_batch, self.samples)
         live = self.graph.live_bytes(min(planned.layer.position for planned in group))
         resident = self.memory.resident(live, self.samples)
-        rests = resident < self.samples
-        held = 2 * live * (resident + micro * rests) + self._operations_kept * self.samples
-        targets = cost.prelude_bytes + cost.input_bytes * rests + (0 if self._operations_kept else cost.output_bytes)
+        offloads = resident < self.samples
+        held = 2 * live * (resident + micro * offloads) + self._operations_kept * self.samples
+        targets = cost.prelude_bytes + cost.input_bytes * offloads + (0 if self._operations_kept else cost.output_bytes)
         keeps = targets * self.samples <= self.memory.targets(live, self.samples)
         held += targets * (self.samples if keeps else micro)
         factors, factoring = self._factors(group)
         return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
 
+    def product_samples(self, group: tuple[PlannedLayer, ...]) -> int:
+        """Samples in one curvature product of the group."""
+        if self.settings.in_minibatches:
+            return min(self.settings.minibatch, self.samples)
+        inputs = [self._inputs(planned) for planned in group]
+        return min(samples_in_products(self.settings.curvature, inputs), self.samples)
+
     @cached_property
     def _operations_kept(self) -> int:
         """Bytes of one sample."""
-        nodes = operations_kept(self.graph, self.plan, self.samples, self.recipe, self.memory)
+        nodes = operations_kept(self.graph, self.plan, self.samples, self.settings, self.memory)
         return sum(int(node.meta["bytes"]) for node in nodes)
 
-    def product_samples(self, group: tuple[PlannedLayer, ...]) -> int | None:
-        return samples_in_products(self.recipe, [self._inputs(planned) for planned in group])
-
     def _products(self, segment: Segment, group: tuple[PlannedLayer, ...]) -> int:
-        """Jacobians, and tangents of all operations."""
+        """Jacobians, and the tangents of all operations."""
         if segment.is_one_layer:
             return 0
-        cost, dtype = segment.cost, torch.float32
-        precision = derivative_precision(self.recipe, segment, self.device, dtype)
-        per_sample = linearized_bytes(cost, curvature_kind(self.recipe, segment), precision)
-        samples = min(self.recipe.minibatch or self.product_samples(group) or self.samples, self.samples)
-        if self.recipe.minibatch is None and self.recipe.product_samples is not None:
+        cost, dtype, curvature = segment.cost, torch.float32, self.settings.curvature
+        precision = derivative_precision(curvature, segment, self.device, dtype)
+        per_sample = linearized_bytes(cost, curvature_kind(curvature, segment), precision)
+        samples = self.product_samples(group)
+        if not self.settings.in_minibatches and curvature.samples < ALL_SAMPLES:
             samples = self.memory.fitting_samples(samples, per_sample, self.micro_batch)
         piece = min(samples, self.micro_batch)
         kept = samples if per_sample * samples <= self.memory.products else piece
-        tangents = (
-            (cost.output_bytes + cost.prelude_bytes + 3 * cost.largest_bytes) * precision.itemsize // dtype.itemsize
-        )
+        values = cost.output_bytes + cost.prelude_bytes + 3 * cost.largest_bytes
+        tangents = values * precision.itemsize // dtype.itemsize
         return per_sample * kept + tangents * piece
 
     def _factors(self, group: tuple[PlannedLayer, ...]) -> tuple[int, int]:
-        """Of the row blocks: those that stay on the device, and what it takes to make them."""
+        """Bytes of the row blocks that stay on the device, and of what it takes to make them."""
         sizes = [(planned.layer.shape[0], self._inputs(planned)) for planned in group]
         kept = [4 * rows * inputs**2 for rows, inputs in sizes]
         chunk = min(CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"]), self.memory.chunk)
@@ -85,7 +88,7 @@ class Estimate:
         return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
 
     def _inputs(self, planned: PlannedLayer) -> int:
-        assert isinstance(self.recipe.mask_steps, int)
-        first_step = 1 / self.recipe.mask_steps  # keeps most
+        """How many inputs of an output are kept, in the first step of the masks, which keeps most."""
+        first_step = 1 / self.settings.mask_steps
         sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.on_the_way(first_step).sparsity
         return round((1 - sparsity) * planned.layer.columns)

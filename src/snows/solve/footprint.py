@@ -1,4 +1,4 @@
-"""What a run holds at once: sizes of pieces, and what is kept between passes."""
+"""What a run holds at once: the size of a piece, and what is kept between passes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ..devices.memory import Memory
 from ..graph import Graph
 from ..graph.segment import Cost, SampleLayout
 from ..plan import Plan, PlannedLayer
-from ..recipe import Recipe
 from .objective import CurvatureKind
+from .settings import Settings
 
-_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # caches like small pieces, launches like large ones
-
-
-GRADIENT = 1.5  # what a gradient's values, errors and slopes take, as a multiple of the values
+GRADIENT = 1.5  # a gradient takes the values of a pass, their errors and slopes: this multiple of the values
+_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # CPU caches favour small pieces, GPU launches large ones
 
 
 def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
     """What a linearized segment holds for one sample."""
     if kind == "gauss-newton":
         return cost.slope_bytes * precision.itemsize // torch.float32.itemsize
-    return 2 * cost.bytes  # every value is needed twice, at most
+    return 2 * cost.bytes  # every value is needed at most twice
 
 
-def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memory: Memory) -> list[Node]:
-    """Operations whose outputs in the dense network are computed once, for all layers and sweeps: all that are targets
-    of some layer, where there is room for all samples of them, or none."""
-    if recipe.targets != "dense-stream":
+def operations_kept(graph: Graph, plan: Plan, samples: int, settings: Settings, memory: Memory) -> list[Node]:
+    """Operations whose outputs in the dense network are computed once, for all layers and sweeps.
+
+    All that are targets of some layer, if all samples of them fit; else none.
+    """
+    if settings.targets != "dense-stream":
         return []
     segments = [graph.segment([planned.layer for planned in group], group[0].horizon) for group in plan.groups]
     layouts = {layout for segment in segments for layout in segment.sample_layouts}
@@ -42,7 +42,7 @@ def operations_kept(graph: Graph, plan: Plan, samples: int, recipe: Recipe, memo
 
 
 def micro_batch_size(
-    graph: Graph, plan: Plan, samples: int, recipe: Recipe, device: torch.device, memory: Memory
+    graph: Graph, plan: Plan, samples: int, settings: Settings, device: torch.device, memory: Memory
 ) -> int:
     """Samples in one piece, so that a pass over the largest segment fits."""
 
@@ -53,5 +53,5 @@ def micro_batch_size(
 
     largest = max((needed(group) for group in plan.groups), default=1)
     fitting = memory.one_pass // max(largest, 1)
-    wanted = recipe.minibatch or recipe.product_samples or samples
-    return max(1, min(wanted, _MICRO_BATCH.get(device.type, 250), fitting, samples))
+    together = settings.minibatch if settings.in_minibatches else settings.curvature.samples
+    return max(1, min(together, _MICRO_BATCH.get(device.type, 250), fitting, samples))

@@ -1,0 +1,378 @@
+"""A run: what it holds, and what wraps every step of it. Opened once, and closed in every case.
+
+The loop (`solve.cascade`) and the solves know nothing of journals, retries, clocks, warnings and events: they are here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .caller import own_surroundings
+from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
+from .data.samples import Samples
+from .data.streams import cut
+from .devices.memory import Memory, memory_limits
+from .errors import ArgumentError
+from .events import (
+    ChannelsPermuted,
+    DenseLayer,
+    Event,
+    LayerFacts,
+    LayerSolved,
+    LayerStarted,
+    Listener,
+    MemoryEstimated,
+    RunFinished,
+    RunStarted,
+)
+from .graph import Graph
+from .masks import Choice, MaskMethod, NetworkMethod, default_spread
+from .masks.given import settle_reference, warn_of_empty_rows
+from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read_mask
+from .masks.statistics import CalibratedNetwork
+from .patterns import Pattern, PatternRules
+from .patterns.budgets import spread_out
+from .patterns.permutation import Permuted, permute_channels
+from .plan import Plan, PlannedLayer, make_plan
+from .recipe import Recipe
+from .results.journal import Journal, open_journal
+from .results.folder import describe, digest
+from .results.probe import SAMPLES, Call, first_samples
+from .solve.activations import Activations
+from .solve.augment import with_mirrored
+from .solve.cascade import Group, Step
+from .solve.distill import Distillation
+from .solve.estimate import Estimate
+from .solve.footprint import micro_batch_size
+from .solve.layer import SolvedLayer, Turn, contiguous
+from .solve.problem import LayerProblem
+from .solve.settings import Settings, resolve
+from .version import __version__
+
+_PERMUTATION_SAMPLES = 8  # on which the permuted network must give the same outputs
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the caller asked for."""
+
+    model: nn.Module
+    calibration: Any
+    rules: PatternRules | None  # None: the given masks need no pattern
+    mask: Any
+    layers: tuple[str, ...] | None  # None: the default
+    exclude: tuple[str, ...] | None
+    recipe: Recipe
+    readjusts: bool  # False: mask only
+    device: torch.device | None
+    seed: int
+    given_labels: bool
+    permute: bool
+    resume: Path | None
+    memory: int | None
+
+    @property
+    def mask_name(self) -> str:
+        """How the report names the mask, if a method chooses it."""
+        return self.mask if isinstance(self.mask, str) else repr(self.mask)
+
+
+@contextmanager
+def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
+    """A run that is ready for the cascade. Calls from several threads take turns.
+
+    The caller's random state, gradient mode and warning filters are as before when it is closed.
+    """
+    events: list[Event] = []
+
+    def notify(event: Event) -> None:
+        events.append(event)
+        for listener in listeners:
+            listener(event)
+
+    with ONE_AT_A_TIME, own_surroundings(task.device, notify):
+        yield Run(task, events, notify)
+
+
+class Run:
+    """One run. `weights` are all parameters of the network as they are now, `masks` those of the pruned layers."""
+
+    def __init__(self, task: Task, events: list[Event], notify: Listener) -> None:
+        self._began = time.perf_counter()
+        self.task, self.events, self.notify = task, events, notify
+        self.model = task.model
+        self._prepared = self._prepare()
+        _reset_peak_memory(self.device)
+        self.memory: Memory = memory_limits(self.device, task.memory)
+        given, method = read_mask(task.mask, task.rules, self._prepared)
+        self.settings = self._resolve(given is not None)
+        self._plan = self._make_plan(given)
+        if task.permute:
+            self._permute(given)
+        self.journal = self._open_journal()
+        self.fitted, self.held_out = self._split()
+        self.notify(self._started(given is not None))
+        self.source, self._plan = self._mask_source(given, method)
+        self._choice = Choice({})
+        self._changed = {planned.layer.parameter for planned in self._plan.pruned}
+        self._current = dict(self.graph.parameters)
+        self._steps_plan, self._new_masks = self._plan, True
+        self._sweep = self._index = 0
+
+    @property
+    def graph(self) -> Graph:
+        return self._prepared.graph
+
+    @property
+    def device(self) -> torch.device:
+        return self._prepared.device
+
+    # What the cascade asks for
+
+    def sweep(self, number: int) -> Iterator[Group]:
+        before = self._steps_plan
+        self._steps_plan = self._plan.on_the_way(min(1, (number + 1) / self.settings.mask_steps))
+        self._sweep, self._index = number, 0
+        self._new_masks = number == 0 or self._steps_plan.patterns != before.patterns
+        if self._new_masks:
+            self._choice = self._choose_together()
+        self._activations.restart(self._current)
+        for group in self._steps_plan.groups:
+            self.notify(LayerStarted(*self._where(group)))
+            yield group
+            self._index += 1
+
+    def problem(self, group: Group) -> LayerProblem:
+        return self._activations.problem(group, reads_dense=self._new_masks)
+
+    def choose(self, group: Group, problem: LayerProblem | None = None) -> Mapping[str, Tensor]:
+        if self._new_masks and self.source.by_layer:
+            chosen = self.source.at_layers(group, problem or self.problem(group), self._current)
+            self._choice.masks.update(chosen.masks)
+            self._choice.weights.update(chosen.weights)
+        return self._choice.masks
+
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Where masks are new, a solve starts from the weights that the mask method gave, if it gave some."""
+        return {**self._current, **self._choice.weights} if self._new_masks else self._current
+
+    @property
+    def turn(self) -> Turn:
+        return Turn(self.task.seed, self._sweep, self._index, self._new_masks)
+
+    def recall(self) -> SolvedLayer | None:
+        return self.journal.recall(self._sweep, self._index)
+
+    def attempt(self, step: Step, group: Group) -> SolvedLayer:
+        solved: SolvedLayer | None = None
+        while solved is None:
+            began = time.perf_counter()
+            with suppress(torch.OutOfMemoryError):  # what filled the memory is freed when this block is left
+                solved = step(self, group)
+            if solved is None:
+                self._activations.use_smaller_pieces(group[0].layer.name)
+        report = dataclasses.replace(solved.solve, seconds=time.perf_counter() - began)
+        solved = dataclasses.replace(solved, solve=report)
+        self.journal.record(self._sweep, self._index, solved)
+        return solved
+
+    def accept(self, group: Group, solved: SolvedLayer) -> None:
+        self._current.update(solved.weights)
+        self._choice.masks.update(solved.masks)
+        self.notify(LayerSolved(*self._where(group), solve=solved.solve))
+
+    def _where(self, group: Group) -> tuple[tuple[str, ...], int, int, int, int]:
+        names = tuple(planned.layer.name for planned in group)
+        return names, self._index, len(self._steps_plan.groups), self._sweep, self.settings.sweeps
+
+    # What follows the cascade
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        return {planned.layer.parameter: self._choice.masks[planned.layer.parameter] for planned in self._plan.pruned}
+
+    def distill(self) -> None:
+        """The last stage, where the settings have one."""
+        if self.settings.distill.steps == 0:
+            return
+        stage = Distillation(
+            self.graph, self.masks, self.fitted, self.held_out, self.settings.distill, self.memory, self.task.seed
+        )
+        changed, ended = stage.run(self._current, self.notify)
+        self._current.update(changed)
+        self._changed |= changed.keys()
+        self.notify(ended)
+
+    def finish(self) -> nn.Module:
+        """The pruned model: a new module of the same class, in the caller's dtype."""
+        warn_of_empty_rows(self.masks)
+        kept = {name: int(mask.sum()) for name, mask in self.masks.items()}
+        pruned = with_weights(self.model, {name: self._current[name] for name in self._changed})
+        seconds, peak = time.perf_counter() - self._began, _device_facts(self.device)[1]
+        self.notify(RunFinished(kept, seconds, self.journal.recalled, peak))
+        return pruned
+
+    def probe(self) -> Call:
+        """A few inputs, by which a saved model is verified later."""
+        dtype = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
+        return first_samples(*self._prepared.samples.call_arguments(0, SAMPLES), dtype)
+
+    # How it is opened
+
+    def _prepare(self) -> Prepared:
+        task = self.task
+        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels)
+
+    def _resolve(self, given: bool) -> Settings:
+        settings = resolve(self.task.recipe, self.graph, self.device.type, self.task.rules)
+        if given or not self.task.readjusts:
+            settings = dataclasses.replace(settings, mask_steps=1)
+        return settings if self.task.readjusts else dataclasses.replace(settings, sweeps=1)
+
+    def _make_plan(self, given: Mapping[str, Tensor] | None) -> Plan:
+        task = self.task
+        plan = make_plan(self.graph, task.rules, self.settings.horizon, task.layers, task.exclude, given)
+        plan.require_layers()
+        return plan
+
+    def _permute(self, given: Mapping[str, Tensor] | None) -> None:
+        """Go on with the same network, its channels re-ordered for the N:M patterns of the plan."""
+        permuted = _permuted(self.model, self._prepared, self._plan, given, self.task.seed)
+        self.model = permuted.model
+        self._prepared = self._prepare()
+        self._plan = self._make_plan(given)
+        self.notify(ChannelsPermuted(permuted.kept_before, permuted.kept_after))
+
+    def _split(self) -> tuple[Samples, Samples]:
+        """Samples that weights are fitted to, and samples to judge them by."""
+        samples, recipe = self._prepared.samples, self.task.recipe
+        held_out = recipe.held_out_samples(samples.count) if self.task.readjusts else 0
+        fitted, judged = samples.split(samples.count - held_out)
+        return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
+
+    def _open_journal(self) -> Journal:
+        return open_journal(self.task.resume, self._deciding_facts, self.device)
+
+    def _deciding_facts(self) -> dict[str, Any]:
+        """Everything that decides the result."""
+        task, samples = self.task, self._prepared.samples
+        return {
+            "weights": digest(self.graph.parameters),
+            "calibration": digest([samples.leaves, samples.labels]),
+            "samples": samples.count,
+            "pattern": None if task.rules is None else str(task.rules),
+            "mask": describe(task.mask),
+            "layers": task.layers and list(task.layers),
+            "exclude": task.exclude and list(task.exclude),
+            "solver": "newton" if task.readjusts else None,
+            "labels": "given" if task.given_labels else "model",
+            "permute": task.permute,
+            "seed": task.seed,
+            "memory": task.memory,
+            "recipe": dataclasses.asdict(task.recipe),
+            "device": _device_facts(self.device)[0],
+            "versions": _versions(),
+        }
+
+    def _mask_source(self, given: Mapping[str, Tensor] | None, method: MaskMethod | None) -> tuple[MaskSource, Plan]:
+        """Where masks come from, and the plan with each layer's own sparsity."""
+        if method is None:
+            masks = {p.layer.parameter: (given or {})[p.layer.parameter] for p in self._plan.pruned}
+            settle_reference(self._prepared, masks)
+            return GivenMasks(masks), self._plan
+        by_layer = not isinstance(method, NetworkMethod)
+        dense = self._network(self._plan.patterns, self.graph.parameters)
+        patterns = spread_out(self._plan.patterns, dense, default_spread(method), not by_layer)
+        plan = self._plan.with_patterns(patterns)
+        if isinstance(method, NetworkMethod):
+            return NetworkMasks(method, self._network), plan
+        return LayerMasks(method, self.task.readjusts, self.memory.choosing), plan
+
+    def _network(self, patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> CalibratedNetwork:
+        labels, limit = self.fitted.labels, self.memory.choosing
+        return CalibratedNetwork(self.graph, self.fitted, patterns, self.task.seed, labels, limit, weights)
+
+    def _choose_together(self) -> Choice:
+        choice = self.journal.recall_choice(self._sweep)
+        if choice is None:
+            choice = self.source.before_sweep(self._steps_plan.patterns, self._current)
+            choice = Choice(contiguous(choice.masks), contiguous(choice.weights))
+            if not self.source.by_layer:
+                self.journal.record_choice(self._sweep, choice)
+        return choice
+
+    @cached_property
+    def _activations(self) -> Activations:
+        graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
+        size = micro_batch_size(graph, plan, fitted.count, self.settings, self.device, self.memory)
+        if self.task.readjusts and self.device.type != "cpu":
+            count = fitted.count + held_out.count
+            estimate = Estimate(graph, plan, self.settings, self.memory, self.device, count, size)
+            self.notify(MemoryEstimated(estimate.peak()))
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], size)
+        return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
+
+    def _started(self, given: bool) -> RunStarted:
+        task, plan = self.task, self._plan
+        together = {p.layer.name: tuple(other.layer.name for other in group) for group in plan.groups for p in group}
+
+        def facts(planned: PlannedLayer) -> LayerFacts:
+            layer = planned.layer
+            pattern = "given" if planned.pattern is None else str(planned.pattern)
+            horizon = planned.horizon if task.readjusts else None
+            return LayerFacts(layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name])
+
+        return RunStarted(
+            model=type(task.model).__name__,
+            pattern="given" if task.rules is None else str(task.rules),
+            mask="given" if given and task.mask_name != "weights" else task.mask_name,
+            recipe=dataclasses.asdict(task.recipe),
+            layers=tuple(facts(planned) for planned in plan.pruned),
+            dense_layers=tuple(DenseLayer(layer.name, tuple(layer.shape), reason) for layer, reason in plan.dense),
+            network_weights=sum(parameter.numel() for parameter in task.model.parameters()),
+            samples=self._prepared.samples.count,
+            held_out_samples=self.held_out.count,
+            seed=task.seed,
+            device=_device_facts(self.device)[0],
+            versions=_versions(),
+        )
+
+
+def _permuted(
+    model: nn.Module, prepared: Prepared, plan: Plan, given: Mapping[str, Tensor] | None, seed: int
+) -> Permuted:
+    """The same network with channels re-ordered for the N:M patterns of the plan."""
+    if given is not None:
+        raise ArgumentError("permute re-orders channels, which a given mask would not follow; leave one of them out")
+    if all(pattern.group is None for pattern in plan.patterns.values()):
+        raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
+    first = next(model.parameters())
+    args, kwargs = prepared.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
+    return permute_channels(model, prepared.graph, plan.patterns, args, kwargs, seed)
+
+
+def _versions() -> dict[str, str]:
+    return {"snows": __version__, "torch": str(torch.__version__)}
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _device_facts(device: torch.device) -> tuple[str, int | None]:
+    """The device's name and the peak of its memory, where that is measured."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device)
+    return str(device), None

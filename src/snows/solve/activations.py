@@ -1,0 +1,72 @@
+"""The activations of a run: its two streams, and what is kept of the dense network from sweep to sweep."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..data.streams import Batches, Stream
+from ..devices.memory import Memory
+from ..errors import SnowsWarning
+from ..graph import Graph
+from ..graph.segment import Values
+from ..plan import Plan, PlannedLayer
+from .footprint import operations_kept
+from .problem import LayerProblem
+from .settings import Settings
+
+
+class Activations:
+    """The same samples on their way through the dense and through the pruned network.
+
+    Both streams start anew in every sweep. The variances of targets and, where they fit, the outputs of the dense
+    network are computed once.
+    """
+
+    def __init__(
+        self, graph: Graph, plan: Plan, batches: Batches, settings: Settings, memory: Memory, readjusts: bool
+    ) -> None:
+        self._graph, self._batches, self._settings, self._memory = graph, batches, settings, memory
+        self._kept = operations_kept(graph, plan, sum(batches.sizes), settings, memory) if readjusts else []
+        self._outputs: list[Values] | None = None
+        self._variances: dict[str, float] = {}
+        self.restart(graph.parameters)
+
+    def restart(self, weights: Mapping[str, Tensor]) -> None:
+        """Both streams go back to the inputs. The pruned one reads `weights` whenever it moves."""
+        self._weights = weights
+        self._dense = Stream(self._graph, self._graph.parameters, self._batches, self._memory)
+        self._pruned = Stream(self._graph, weights, self._batches, self._memory)
+
+    def problem(self, group: tuple[PlannedLayer, ...], reads_dense: bool) -> LayerProblem:
+        """Move the streams to these layers. `reads_dense`: whether dense activations are read besides the targets."""
+        segment = self._graph.segment([planned.layer for planned in group], group[0].horizon)
+        if self._kept and self._outputs is None:
+            self._outputs = self._graph.outputs_of(self._kept, self._batches.values)
+        if self._outputs is None or reads_dense:
+            self._dense.advance(segment.position)
+        self._pruned.advance(segment.position)
+        targets = self._settings.targets
+        # The dense network's own outputs never change; those of dense weights on pruned inputs do.
+        variances = self._variances if targets == "dense-stream" else {}
+        samples = sum(self._batches.sizes)
+        room = self._memory.targets(self._graph.live_bytes(segment.position), samples)
+        return LayerProblem(segment, self._dense, self._pruned, targets, room, variances, self._outputs)
+
+    def use_smaller_pieces(self, layer: str) -> None:
+        """After the device ran out of memory at this layer. The streams start anew."""
+        torch.cuda.empty_cache()
+        if self._batches.smaller is None:
+            raise torch.OutOfMemoryError(f"{layer} does not fit the device's memory, not even with single samples")
+        before, self._batches = self._batches, self._batches.smaller()
+        self._outputs, self._kept = None, []
+        self.restart(self._weights)
+        warnings.warn(
+            f"out of memory at {layer}: going on with {self._batches.sizes[0]} samples at a time instead of "
+            f"{before.sizes[0]}",
+            SnowsWarning,
+            stacklevel=2,
+        )

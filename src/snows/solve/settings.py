@@ -1,0 +1,132 @@
+"""Settings: a recipe resolved for one network, device and pattern. Nothing is left open in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from ..errors import ArgumentError
+from ..graph import Graph
+from ..graph.kind import NetworkKind, kind_of
+from ..patterns import PatternRules
+from ..recipe import Recipe
+from .cg import CGOptions
+from .newton import NewtonOptions
+from .objective import CurvatureKind, Normalization
+
+ALL_SAMPLES = 1 << 62  # more than there are
+
+# The last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. On a CPU a tenth brings most of it.
+_TRANSFORMER_DISTILL: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
+_CONVOLUTIONAL_DISTILL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
+_CPU_SHARE_OF_STEPS = 10
+
+
+@dataclass(frozen=True)
+class StartSettings:
+    """Where a solve begins. With `closed_form`: at the least-squares weights (K=0), if they are better."""
+
+    closed_form: bool
+    ridge: float
+
+
+@dataclass(frozen=True)
+class CurvatureSettings:
+    """Curvature products. "exact": Gauss-Newton where it equals the Hessian, the Hessian elsewhere."""
+
+    kind: CurvatureKind | Literal["exact"]
+    samples: int  # at most so many in a product
+    preconditioned: bool
+    half_precision: bool  # derivatives in bfloat16, where every operation is piecewise linear
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """The last stage. With no steps there is none."""
+
+    steps: int
+    batch: int
+    rate: float
+    half_precision: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All choices of a run. The fields mean what they mean in a `Recipe`."""
+
+    horizon: int
+    sweeps: int
+    mask_steps: int
+    targets: Literal["dense-stream", "dense-weights"]
+    normalization: Normalization
+    minibatch: int  # ALL_SAMPLES: gradient and line search take all samples
+    start: StartSettings
+    curvature: CurvatureSettings
+    newton: NewtonOptions
+    distill: DistillSettings
+
+    @property
+    def in_minibatches(self) -> bool:
+        return self.minibatch < ALL_SAMPLES
+
+
+def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRules | None = None) -> Settings:
+    """The settings that a recipe means for this network. `device` is its type: "cpu", "cuda" …"""
+    kind = kind_of(graph)
+    by_word = {"auto": own_choices(kind, device, rules), "paper": paper_choices(kind)}
+    open_choices = {f.name: word for f in fields(recipe) if (word := getattr(recipe, f.name)) in ("auto", "paper")}
+    chosen: Any = recipe.replace(**{n: by_word[w][n] for n, w in open_choices.items() if n in by_word[w]})
+    steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps  # one step in every sweep
+    if steps > chosen.sweeps:
+        raise ArgumentError(
+            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each step takes a sweep of its own, so "
+            "expected at least as many sweeps"
+        )
+    cg = CGOptions(chosen.cg_steps, chosen.cg_absolute_tolerance, chosen.cg_relative_tolerance, chosen.cg_least_gain)
+    half_precision = chosen.precision == "auto" and device == "cuda"
+    return Settings(
+        horizon=chosen.horizon,
+        sweeps=chosen.sweeps,
+        mask_steps=steps,
+        targets=chosen.targets,
+        normalization=chosen.normalization,
+        minibatch=chosen.minibatch or ALL_SAMPLES,
+        start=StartSettings(chosen.start == "closed-form", chosen.ridge),
+        curvature=CurvatureSettings(
+            kind="exact" if chosen.curvature == "auto" else chosen.curvature,
+            samples=chosen.product_samples or ALL_SAMPLES,
+            preconditioned=chosen.preconditioner is not None,
+            half_precision=half_precision,
+        ),
+        newton=NewtonOptions(chosen.newton_steps, cg, chosen.damping, chosen.relative_damping, chosen.armijo),
+        distill=DistillSettings(chosen.finish_steps, chosen.finish_batch, chosen.finish_rate, half_precision),
+    )
+
+
+def own_choices(kind: NetworkKind, device: str, rules: PatternRules | None) -> dict[str, Any]:
+    """What "auto" means: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
+    if kind.attention:
+        last = _last_stage(_TRANSFORMER_DISTILL, kind.images, device)
+        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
+    last = _last_stage(_CONVOLUTIONAL_DISTILL, kind.large_inputs, device)
+    choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", **last}
+    in_groups = rules is not None and any(p is not None and p.group is not None for _, p in rules.rules)
+    return {**choices, "mask_steps": 1} if kind.large_inputs and in_groups else choices
+
+
+def _last_stage(choices: dict[str, Any], wanted: bool, device: str) -> dict[str, Any]:
+    steps = choices["finish_steps"] if wanted else 0
+    return {**choices, "finish_steps": steps // _CPU_SHARE_OF_STEPS if device == "cpu" else steps}
+
+
+def paper_choices(kind: NetworkKind) -> dict[str, Any]:
+    """What "paper" means: its hyperparameter table, by architecture family."""
+    if kind.attention:
+        return {"horizon": 3, "cg_absolute_tolerance": 5e-4}  # ViT-B/16
+    if kind.grouped:
+        horizon = 60  # MobileNet
+    elif kind.large_inputs:
+        horizon = 30  # ResNet50, ImageNet
+    else:
+        horizon = 40 if kind.layers < 40 else 100  # ResNet20, CIFAR-10; ResNet50, CIFAR-100
+    return {"horizon": horizon, "cg_absolute_tolerance": 1e-3}
