@@ -9,11 +9,11 @@ demo: $(INSTALLED)  ## prune the embedded ResNet20 to 1:4
 	$(BIN)/snows prune
 
 test: $(INSTALLED) lint  ## lint, types, import rules and the default tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 test-all: $(INSTALLED)  ## also the slow tests, on models of torchvision, timm and transformers
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev,models]'
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not gpu"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
