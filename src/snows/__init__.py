@@ -14,7 +14,7 @@ from .errors import ArgumentError, CaptureError, InputError, SnowsError, SnowsWa
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Result, prune
+    from .api import prune
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from .masks.woodfisher import WoodFisher
     from .patterns.base import NM, Unstructured
     from .recipe import Recipe
+    from .results.report import Report
+    from .results.result import Result
     from .results.storage import load
-    from .results.verification import verify
+    from .results.verification import Verification, verify
 
 _HOME = {
     "ALPS": "masks.alps",
@@ -53,9 +55,11 @@ _HOME = {
     "OBC": "masks.obc",
     "Random": "masks.random",
     "Recipe": "recipe",
-    "Result": "api",
+    "Report": "results.report",
+    "Result": "results.result",
     "SparseGPT": "masks.sparsegpt",
     "Unstructured": "patterns.base",
+    "Verification": "results.verification",
     "Wanda": "masks.wanda",
     "WoodFisher": "masks.woodfisher",
     "attention_map": "evaluation.attention",
@@ -87,11 +91,13 @@ __all__ = [
     "Magnitude",
     "Random",
     "Recipe",
+    "Report",
     "Result",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
     "Unstructured",
+    "Verification",
     "Wanda",
     "WoodFisher",
     "__version__",
