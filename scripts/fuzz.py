@@ -54,7 +54,7 @@ from snows.masks.given import given_masks
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, Recipe
-from snows.results import disk_journal as state
+from snows.results import journal as state
 from snows.results import storage
 from snows.results.folder import CELLS, Folder
 

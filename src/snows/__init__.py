@@ -15,7 +15,7 @@ from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Result, prune
+    from .api import prune
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from .masks.woodfisher import WoodFisher
     from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
+    from .results.report import Report
+    from .results.result import Result
     from .results.storage import load
-    from .results.verification import verify
+    from .results.verification import Verification, verify
 
 _HOME = {
     "Choice": "masks",
@@ -53,8 +55,10 @@ _HOME = {
     "NetworkMethod": "masks",
     "Pattern": "patterns",
     "Recipe": "recipe",
-    "Result": "api",
+    "Report": "results.report",
+    "Result": "results.result",
     "Unstructured": "patterns",
+    "Verification": "results.verification",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -91,11 +95,13 @@ __all__ = [
     "Pattern",
     "Random",
     "Recipe",
+    "Report",
     "Result",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
     "Unstructured",
+    "Verification",
     "Wanda",
     "WoodFisher",
     "__version__",

@@ -25,7 +25,7 @@ from snows.data.samples import check_seed
 from snows.data.sources import DataConfig, load_data
 from snows.patterns import PatternRules
 from snows.recipe import Recipe
-from snows.results import disk_journal as state
+from snows.results import journal as state
 from snows.results import probe, storage
 from snows.results.folder import Folder
 

@@ -25,7 +25,7 @@ def keeping_layers(folder: Path | None) -> Iterator[None]:
 def _kept_layers(folder: Path | None) -> str:
     if folder is None:
         return "nothing was saved; --resume DIR keeps finished layers"
-    from ..results.disk_journal import count_solves
+    from ..results.journal import count_solves
 
     solves = count_solves(folder)
     if not solves:

@@ -80,7 +80,7 @@ class ProgressBar:
 
 @contextmanager
 def listening(progress: bool | Listener) -> Iterator[Listener]:
-    """What `progress=` of `snows.prune` stands for: a progress bar, the caller's own listener, or one that ignores all."""
+    """What `progress=` of `snows.prune` stands for: a progress bar, the listener itself, or one that ignores all."""
     if callable(progress):
         yield progress
     elif progress:
