@@ -10,10 +10,11 @@ import torch
 import snows
 from snows.devices.memory import Memory
 from snows.patterns.base import PatternRules
-from snows.plan import make_plan, resolve
+from snows.plan import make_plan
 from snows.recipe import DEFAULT
 from snows.solve.estimate import Estimate
 from snows.solve.footprint import linearized_bytes, micro_batch_size
+from snows.solve.settings import resolve
 from tests.networks import captured, example, make
 
 GPU = torch.device("cuda")
@@ -21,11 +22,11 @@ GPU = torch.device("cuda")
 
 def estimate(total: int = 1 << 40, samples: int = 1000, horizon: int = 4, name: str = "residual") -> Estimate:
     _, graph = captured(name)
-    recipe = resolve(DEFAULT.replace(horizon=horizon), graph, "cuda")
+    settings = resolve(DEFAULT.replace(horizon=horizon), graph, "cuda")
     plan = make_plan(graph, PatternRules.parse("2:4"), horizon)
     memory = Memory(total)
-    size = micro_batch_size(graph, plan, samples, recipe, GPU, memory)
-    return Estimate(graph, plan, recipe, memory, GPU, samples, size)
+    size = micro_batch_size(graph, plan, samples, settings, GPU, memory)
+    return Estimate(graph, plan, settings, memory, GPU, samples, size)
 
 
 def test_more_samples_and_longer_horizons_take_more() -> None:
