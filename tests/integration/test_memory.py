@@ -211,7 +211,7 @@ def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(cascade, "solve_layer", full)
     with (
-        pytest.warns(snows.SnowsWarning, match="going on with 1 samples at a time instead of 2"),
+        pytest.warns(snows.SnowsWarning, match="going on with"),
         pytest.raises(torch.OutOfMemoryError, match="^2 does not fit the device's memory, not even with single samples"),
     ):
         run("mlp")
