@@ -236,6 +236,6 @@ def test_layers_are_chosen_by_their_role(spelling: str) -> None:
 
 
 def test_a_role_that_no_layer_has_is_refused() -> None:
-    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
     with pytest.raises(snows.ArgumentError, match="layers='qkv' fits no layer"):
         snows.prune(network, torch.randn(8, 4), "2:4", layers="qkv", progress=False)
