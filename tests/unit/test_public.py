@@ -18,9 +18,10 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 NAMES = [
-    "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Event", "Exchange",
-    "InputError", "LayerMethod", "Magnitude", "NetworkMethod", "Pattern", "Random", "Recipe", "Result", "SnowsError",
-    "SnowsWarning", "SparseGPT", "Unstructured", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate", "inspect",
+    "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Event",
+    "Exchange", "InputError", "LayerMethod", "Magnitude", "NetworkMethod", "Pattern", "Random", "Recipe", "Result",
+    "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured", "Wanda", "WoodFisher", "__version__", "attention_map",
+    "check_mask_method", "compare", "evaluate", "inspect",
     "linear_probe", "load", "perplexity", "prune", "token_windows", "verify",
 ]  # fmt: skip
 FLAGS = {

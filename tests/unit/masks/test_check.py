@@ -91,7 +91,7 @@ BROKEN = {
         with_weight(lambda w: w * torch.rand(())),
         "it answers otherwise when asked again; expected random numbers from a seed only",
     ),
-    "masks alone": (lambda c, w, p: c.masks, r"it returns a dict; expected a snows\.masks\.Choice"),
+    "masks alone": (lambda c, w, p: c.masks, r"it returns a dict; expected a snows\.Choice"),
     "every pattern refused": (refusing, "OneLayer: it refuses every pattern that was tried"),
 }  # fmt: skip
 
