@@ -15,12 +15,13 @@ from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Result, prune
+    from .api import prune
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
-    from .evaluation.inspection import inspect
+    from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
+    from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
     from .masks import Choice, LayerMethod, NetworkMethod
@@ -39,19 +40,25 @@ if TYPE_CHECKING:
     from .masks.woodfisher import WoodFisher
     from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
+    from .results.report import Report
+    from .results.result import Result
     from .results.storage import load
-    from .results.verification import verify
+    from .results.verification import Verification, verify
 
 _HOME = {
     "Choice": "masks",
+    "Comparison": "evaluation.table",
     "Event": "events",
+    "Inspection": "evaluation.inspection",
     "LayerMethod": "masks",
     "NM": "patterns",
     "NetworkMethod": "masks",
     "Pattern": "patterns",
     "Recipe": "recipe",
-    "Result": "api",
+    "Report": "results.report",
+    "Result": "results.result",
     "Unstructured": "patterns",
+    "Verification": "results.verification",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -77,20 +84,24 @@ __all__ = [
     "ArgumentError",
     "CaptureError",
     "Choice",
+    "Comparison",
     "Event",
     "Exchange",
     "InputError",
+    "Inspection",
     "LayerMethod",
     "Magnitude",
     "NetworkMethod",
     "Pattern",
     "Random",
     "Recipe",
+    "Report",
     "Result",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
     "Unstructured",
+    "Verification",
     "Wanda",
     "WoodFisher",
     "__version__",

@@ -45,9 +45,8 @@ from .patterns.budgets import spread_out
 from .patterns.permutation import Permuted, permute_channels
 from .plan import Plan, PlannedLayer, make_plan
 from .recipe import Recipe
-from .results.disk_journal import open_journal
 from .results.folder import describe, digest
-from .results.journal import Journal
+from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
 from .solve.augment import with_mirrored

@@ -77,7 +77,7 @@ class LayerProblem:
         stream = self.dense if self.targets_from == "dense-stream" else self.pruned
         self._teacher = Teacher(self.segment, stream, self.dense.parameters, self.dense_outputs)
         cost = self.segment.cost
-        held = cost.prelude_bytes + (cost.input_bytes if self.pruned.rests else 0)  # else the stream itself holds these
+        held = cost.prelude_bytes + (cost.input_bytes if self.pruned.offloaded else 0)  # the stream holds them
         if self.dense_outputs is None:
             held += cost.output_bytes
         self._keeps = held * sum(self.sizes) <= self.keep_bytes
