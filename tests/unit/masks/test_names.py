@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import snows
-from snows.cli.commands import _COMPARED_MASKS, _MASKS
+from snows.cli.arguments import COMPARED_MASKS, MASKS
 from snows.masks import NAMES, LayerMethod, NetworkMethod, as_method
 from snows.masks.base import method_class
 from snows.masks.names import CLASSES, LAYER_METHODS, NETWORK_METHODS, WITHOUT_LOSS
@@ -42,8 +42,8 @@ def test_names_lead_to_objects_of_the_kind_that_is_listed(name: str) -> None:
 
 
 def test_the_command_line_names_them_all() -> None:
-    assert _MASKS.split(", ") == list(NAMES)
-    assert _COMPARED_MASKS.split(",") == list(WITHOUT_LOSS)
+    assert MASKS.split(", ") == list(NAMES)
+    assert COMPARED_MASKS.split(",") == list(WITHOUT_LOSS)
     assert set(WITHOUT_LOSS) == {"magnitude", *LAYER_METHODS}
 
 
