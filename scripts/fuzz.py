@@ -44,17 +44,17 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 import snows
-from snows.cli import commands as cli
-from snows.cli import request as setting
+from snows.cli import main as cli
+from snows.cli.request import Request, read_config, split_patterns
 from snows.data import compact
 from snows.data.preparation import prepare
 from snows.data.sources import DataConfig, load_data
 from snows.devices.memory import as_bytes
 from snows.masks.given import given_masks
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, Recipe
-from snows.results import disk_journal as state
+from snows.results import journal as state
 from snows.results import storage
 from snows.results.folder import CELLS, Folder
 
@@ -397,8 +397,8 @@ def config_file(case: Case) -> None:
     whole = '[data]\nmean = [0.5, 0.5]\nstd = 0.25\nsize = 32\n[recipe]\nsweeps = 2\nhorizon = "auto"\nridge = 1e-6\n'
     text = spoil_text(case.random, whole) if case.random.random() < 0.98 else "x = " + "[" * 5000
     path = case.write("c.toml", text.encode("utf-8", "surrogatepass"))
-    read = setting.Setting("m", None, None, 1, 0, "cpu", True, setting._read_config(path))
-    _all_of(read._data_config, lambda: read.recipe("default"))
+    read = Request("m", None, None, 1, 0, "cpu", True, read_config(path))
+    _all_of(read.data_config, lambda: read.recipe("default"))
 
 
 def recipe_file(case: Case) -> None:
@@ -406,7 +406,7 @@ def recipe_file(case: Case) -> None:
     name = str(case.write("r.json", content))
     _all_of(
         lambda: Recipe.from_json(content.decode("utf-8", "replace")),
-        lambda: setting.Setting("m", None, None, 1, 0, "cpu", True).recipe(name),
+        lambda: Request("m", None, None, 1, 0, "cpu", True).recipe(name),
     )
 
 
@@ -418,7 +418,7 @@ def pattern_text(case: Case) -> None:
         lambda: make_plan(graph, PatternRules.parse(text), 2),
         lambda: PatternRules.parse(odd_value(case.random)),
         lambda: PatternRules.parse({odd: odd_value(case.random) for odd in ("*", case.some_word())}),
-        lambda: cli._split_patterns([text]),
+        lambda: split_patterns([text]),
     )
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, CaptureError, InputError, SnowsError, SnowsWarning
+from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
-    from .evaluation.inspection import inspect
+    from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
+    from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
+    from .masks import Choice, LayerMethod, NetworkMethod
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns.base import NM, Unstructured
+    from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
     from .results.report import Report
     from .results.result import Result
@@ -43,25 +46,19 @@ if TYPE_CHECKING:
     from .results.verification import Verification, verify
 
 _HOME = {
-    "ALPS": "masks.alps",
-    "CAP": "masks.cap",
-    "CBS": "masks.cbs",
-    "CHITA": "masks.chita",
+    "Choice": "masks",
+    "Comparison": "evaluation.table",
     "Event": "events",
-    "Exchange": "masks.exchange",
-    "FALCON": "masks.falcon",
-    "Magnitude": "masks.magnitude",
-    "NM": "patterns.base",
-    "OBC": "masks.obc",
-    "Random": "masks.random",
+    "Inspection": "evaluation.inspection",
+    "LayerMethod": "masks",
+    "NM": "patterns",
+    "NetworkMethod": "masks",
+    "Pattern": "patterns",
     "Recipe": "recipe",
     "Report": "results.report",
     "Result": "results.result",
-    "SparseGPT": "masks.sparsegpt",
-    "Unstructured": "patterns.base",
+    "Unstructured": "patterns",
     "Verification": "results.verification",
-    "Wanda": "masks.wanda",
-    "WoodFisher": "masks.woodfisher",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -73,6 +70,7 @@ _HOME = {
     "prune": "api",
     "token_windows": "evaluation.language",
     "verify": "results.verification",
+    **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
 
 __all__ = [
@@ -85,10 +83,16 @@ __all__ = [
     "OBC",
     "ArgumentError",
     "CaptureError",
+    "Choice",
+    "Comparison",
     "Event",
     "Exchange",
     "InputError",
+    "Inspection",
+    "LayerMethod",
     "Magnitude",
+    "NetworkMethod",
+    "Pattern",
     "Random",
     "Recipe",
     "Report",

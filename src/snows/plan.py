@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
-from .patterns.base import Pattern, PatternRules
+from .patterns import Pattern, PatternRules
 
 Names = str | Iterable[str] | None
 ROLES = ("qkv", "out", "mlp")  # in a transformer

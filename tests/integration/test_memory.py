@@ -14,11 +14,10 @@ from snows.data.streams import Stream
 from snows.devices import offload as disk
 from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits
 from snows.devices.working_memory import bytes_at_once
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
-from snows.solve import cascade
-from snows.solve import layer as adjust
-from snows.solve import least_squares as rows
+from snows.solve import activations, cascade, least_squares
+from snows.solve import layer as layer_solve
 from snows.solve.footprint import operations_kept
 from snows.solve.objective import Objective
 from tests.networks import captured, example, make
@@ -66,7 +65,7 @@ def test_products_take_as_many_samples_as_have_room(
         return product(self, kind, weight, keep)
 
     monkeypatch.setattr(Objective, "product", noted)
-    monkeypatch.setattr(adjust, "linearized_bytes", lambda *_: 10)
+    monkeypatch.setattr(layer_solve, "linearized_bytes", lambda *_: 10)
     monkeypatch.setattr(Memory, "products", 10 * room)
     run("conv-bn")  # 8 of 40 samples are held out
     assert taken == {(samples, kept)}
@@ -100,7 +99,7 @@ def test_activations_that_rest_elsewhere_change_nothing(
 ) -> None:
     monkeypatch.setattr(disk, "_LEAST_BYTES", 1)
     monkeypatch.setattr(Memory, "hosted", lambda *_: hosted)
-    monkeypatch.setattr("snows.api.micro_batch_size", lambda *_: 16)
+    monkeypatch.setattr("snows.run.micro_batch_size", lambda *_: 16)
     plain = run(name)
     monkeypatch.setattr(Memory, "resident", lambda *_: resident)
     monkeypatch.setattr(Memory, "targets", lambda *_: 0)  # nothing is kept between passes either
@@ -137,7 +136,7 @@ def test_targets_that_are_computed_once_change_nothing(
     once = run(name, recipe=recipe)
     solves = len({layer.group[0] for layer in once.report.layers})
     assert len(moved) == (2 + 1) * solves
-    monkeypatch.setattr(cascade, "operations_kept", lambda *_: [])
+    monkeypatch.setattr(activations, "operations_kept", lambda *_: [])
     again = run(name, recipe=recipe)
     assert len(moved) == (2 + 1) * solves + 2 * 2 * solves
     assert torch.equal(weights(once), weights(again))
@@ -164,8 +163,8 @@ def test_targets_are_computed_once_where_there_is_room_for_all() -> None:
 
 def test_factors_that_rest_elsewhere_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = run("residual")
-    at_rest = rows.RowBlocks._at_rest
-    monkeypatch.setattr(rows.RowBlocks, "_at_rest", lambda blocks, inverse: at_rest(blocks, inverse).clone())
+    at_rest = least_squares.RowBlocks._at_rest
+    monkeypatch.setattr(least_squares.RowBlocks, "_at_rest", lambda blocks, inverse: at_rest(blocks, inverse).clone())
     assert torch.equal(weights(plain), weights(run("residual")))
 
 
@@ -198,7 +197,10 @@ def test_out_of_memory_it_backs_off_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert sizes[:3] == [32, 16, 8]
     assert set(sizes[3:]) == {8}
     said = [warning.partition(": ")[2] for warning in result.report.warnings]
-    assert said == ["going on with 16 samples at a time, not 32", "going on with 8 samples at a time, not 16"]
+    assert said == [
+        "going on with 16 samples at a time instead of 32",
+        "going on with 8 samples at a time instead of 16",
+    ]
     monkeypatch.undo()
     assert torch.isfinite(weights(result)).all()
     assert {name: mask.sum() for name, mask in result.masks.items()} == {
@@ -211,7 +213,12 @@ def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(cascade, "solve_layer", full)
-    with pytest.raises(torch.OutOfMemoryError, match="not even with single samples"):
+    with (
+        pytest.warns(snows.SnowsWarning, match="going on with"),
+        pytest.raises(
+            torch.OutOfMemoryError, match="^2 does not fit the device's memory, not even with single samples"
+        ),
+    ):
         run("mlp")
 
 

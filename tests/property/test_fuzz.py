@@ -19,13 +19,13 @@ from safetensors.torch import save, save_file
 from torch import nn
 
 import snows
-from snows.cli.commands import main
-from snows.cli.request import Setting, _read_config
+from snows.cli.main import main
+from snows.cli.request import Request, read_config
 from snows.data.samples import check_seed
 from snows.data.sources import DataConfig, load_data
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.recipe import Recipe
-from snows.results import disk_journal as state
+from snows.results import journal as state
 from snows.results import probe, storage
 from snows.results.folder import Folder
 
@@ -146,7 +146,7 @@ def test_config_files_are_refused_in_a_sentence(tmp_path: Path, text: str) -> No
     path = tmp_path / "c.toml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(snows.ArgumentError, match="--config"):
-        Setting("m", None, None, 1, 0, "cpu", True, _read_config(path))._data_config()
+        Request("m", None, None, 1, 0, "cpu", True, read_config(path)).data_config()
 
 
 @pytest.mark.parametrize("text", [DEEP, '{"schema": 1, "sweeps": ' + "9" * 5000 + "}"])

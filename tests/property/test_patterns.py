@@ -16,7 +16,7 @@ from snows.masks import as_method, best_masks, default_spread
 from snows.masks.magnitude import Magnitude
 from snows.masks.random import Random
 from snows.masks.wanda import Wanda
-from snows.patterns.base import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
+from snows.patterns import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
 from snows.patterns.budgets import spread_out
 from tests.masks import FakeNetwork
 from tests.oracles import best_nm_score, best_unstructured_score

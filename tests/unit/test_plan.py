@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from snows.errors import ArgumentError, InputError, SnowsWarning
-from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
-from snows.plan import Plan, make_plan, own_choices, paper_choices, resolve
-from snows.recipe import PAPER, Recipe
+from snows.patterns import PatternRules
+from snows.plan import Plan, make_plan
+from snows.recipe import Recipe
+from snows.solve.settings import resolve
 from tests.networks import captured
 
 FIRST, LAST = "first layer (name it in layers= to prune it)", "last layer (name it in layers= to prune it)"
@@ -139,52 +138,6 @@ def test_nothing_to_prune() -> None:
 
 
 # Horizons
-
-
-def chain(layers: int, width: int = 4) -> Graph:
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).eval()
-    return capture(model, (torch.randn(2, width),), {})
-
-
-def images(height: int, width: int) -> Graph:
-    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1)).eval()
-    return capture(model, (torch.randn(2, 3, height, width),), {})
-
-
-def test_horizons_by_kind_of_network() -> None:
-    assert paper_choices(captured("attention")[1])["horizon"] == 3
-    assert paper_choices(captured("attention")[1])["cg_absolute_tolerance"] == 5e-4
-    assert resolve(PAPER, captured("mlp")[1]).cg_absolute_tolerance == 1e-3
-    assert own_choices(captured("attention")[1])["horizon"] == 0
-    for name in ("grouped", "depthwise"):
-        assert paper_choices(captured(name)[1])["horizon"] == 60
-    for name in ("mlp", "conv-bn", "residual"):
-        assert paper_choices(captured(name)[1])["horizon"] == 40
-    for name in ("mlp", "conv-bn", "residual", "depthwise"):
-        assert own_choices(captured(name)[1])["horizon"] == 16
-
-
-def test_mask_steps_take_sweeps() -> None:
-    graph = captured("mlp")[1]
-    for sweeps, steps in (("auto", 3), (1, 1), (2, 2), (5, 5)):
-        assert resolve(Recipe(sweeps=sweeps), graph).mask_steps == steps
-    assert resolve(Recipe(mask_steps=3), graph).mask_steps == 3
-    assert resolve(Recipe(), captured("attention")[1]).mask_steps == 1
-
-
-def test_groups_of_large_images_take_one_step() -> None:
-    for pattern, of_small, of_large in (("2:4", 3, 1), ("0.7", 3, 3), ("0.7, head=2:4", 3, 1)):
-        rules = PatternRules.parse(pattern)
-        steps = [resolve(Recipe(), images(side, side), patterns=rules).mask_steps for side in (32, 128)]
-        assert steps == [of_small, of_large]
-    assert resolve(Recipe(mask_steps=2), images(128, 128), patterns=PatternRules.parse("2:4")).mask_steps == 2
-
-
-def test_horizons_by_depth_and_image_size() -> None:
-    assert [paper_choices(chain(layers))["horizon"] for layers in (39, 40)] == [40, 100]
-    small, large = images(127, 128), images(128, 128)
-    assert [paper_choices(graph)["horizon"] for graph in (small, large)] == [40, 30]
-    assert [own_choices(graph)["horizon"] for graph in (small, large)] == [16, 4]
 
 
 def test_horizons_end_with_the_network() -> None:

@@ -17,7 +17,7 @@ from snows.masks.falcon import FALCON
 from snows.masks.magnitude import Magnitude
 from snows.masks.wanda import Wanda
 from snows.masks.woodfisher import WoodFisher
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from snows.masks.magnitude import Magnitude
 from snows.masks.obc import OBC
 from snows.masks.random import Random
 from snows.masks.sparsegpt import SparseGPT
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 from tests.masks import TWO_LAYERS, FakeNetwork, layer
 
 BOTH_WAYS = [CHITA(steps=40, block=None), CBS(least_gain=0.0)]

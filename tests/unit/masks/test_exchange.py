@@ -14,7 +14,7 @@ from snows.masks import as_method, exchange
 from snows.masks.alps import ALPS
 from snows.masks.exchange import Exchange
 from snows.masks.obc import OBC
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 from tests.masks import best_fit, damped_per_row, each_layer, fit_all, groups_of, layer, squared_error
 
 

@@ -12,7 +12,7 @@ from snows.masks.chita import CHITA
 from snows.masks.falcon import FALCON
 from snows.masks.fisher import FisherBlock, joint_update, slices
 from snows.masks.woodfisher import WoodFisher
-from snows.patterns.base import Unstructured
+from snows.patterns import Unstructured
 from tests.masks import TWO_LAYERS, FakeNetwork, fisher_of
 
 

@@ -10,7 +10,7 @@ from snows.linalg import rows as layout
 from snows.masks import elimination, obc
 from snows.masks.elimination import eliminate
 from snows.masks.obc import OBC
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 from tests.masks import damped_per_row, each_layer, fit_all, greedy, groups_of, layer, squared_error
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import snows.patterns.budgets
-from snows.patterns.base import NM, SPREADS, Pattern, Unstructured, keep_best
+from snows.patterns import NM, SPREADS, Pattern, Unstructured, keep_best
 from snows.patterns.budgets import apportion, cheapest_levels, lamp_scores, spread_out
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -17,8 +17,7 @@ from snows.data import embedded
 from snows.errors import InputError
 from snows.graph import Graph, capture
 from snows.graph.channels import find_spaces
-from snows.patterns import permutation
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured, permutation
 from snows.patterns.permutation import Permuted, _gains, best_order, kept_magnitude, permute_channels
 from tests import networks
 

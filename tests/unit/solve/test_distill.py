@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,11 @@ from torch import Tensor, nn
 import snows
 from snows.data.samples import read_samples
 from snows.devices.memory import Memory
+from snows.events import Distilled, DistillStep, Event, RunFinished
 from snows.graph import capture
-from snows.graph.kind import is_image
-from snows.plan import own_choices, resolve
-from snows.recipe import DEFAULT, PAPER
-from snows.solve.augment import random_views
-from snows.solve.cascade import Event
-from snows.solve.distill import Finish, _error, _Gradient, _Match, _pieces
+from snows.recipe import DEFAULT
+from snows.solve.distill import Distillation, _error, _Gradient, _Match, _pieces
+from snows.solve.settings import DistillSettings
 from tests.networks import example, make
 from tests.transformers import Vision, build, images
 
@@ -28,6 +25,7 @@ PLENTY = Memory(1 << 34)
 RECIPE = DEFAULT.replace(
     horizon=0, sweeps=1, targets="dense-weights", finish_steps=40, finish_batch=16, finish_rate=1e-3
 )
+SETTINGS = DistillSettings(steps=40, batch=16, rate=1e-3, half_precision=False)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +85,11 @@ def test_where_nothing_gets_better_the_start_is_kept(model: nn.Module) -> None:
     graph, masks, table = parts(model)
     fitted, held_out = table.split(40)
     start = {**graph.parameters, **{name: graph.parameters[name] * mask for name, mask in masks.items()}}
-    wild = RECIPE.replace(finish_rate=1e3, finish_steps=5)
-    found = Finish(graph, masks, fitted, held_out, wild, PLENTY, 0).run(start)
-    assert found.report.loss == found.report.loss_before
-    assert set(found.parameters) == {*masks, *graph.vectors}
-    for name, value in found.parameters.items():
+    wild = replace(SETTINGS, rate=1e3, steps=5)
+    changed, ended = Distillation(graph, masks, fitted, held_out, wild, PLENTY, 0).run(start)
+    assert ended.loss == ended.loss_before
+    assert set(changed) == {*masks, *graph.vectors}
+    for name, value in changed.items():
         assert torch.equal(value, start[name]), name
 
 
@@ -133,8 +131,8 @@ def test_half_precision_is_the_same_loss_rounded(model: nn.Module, precision: An
 
 def test_a_cpu_works_in_full_precision(model: nn.Module) -> None:
     graph, masks, table = parts(model)
-    finish = Finish(graph, masks, table, table, RECIPE, PLENTY, 0)
-    assert finish._precision(torch.zeros(1)) == "full"
+    stage = Distillation(graph, masks, table, table, replace(SETTINGS, half_precision=True), PLENTY, 0)
+    assert stage._precision(torch.zeros(1)) == "full"
     assert not graph.piecewise_linear
     convolutions = make("conv-bn").float()
     assert capture(convolutions, (example("conv-bn", 4).float(),), {}).piecewise_linear
@@ -203,29 +201,29 @@ def test_out_of_memory_is_survived(model: nn.Module, monkeypatch: pytest.MonkeyP
         return whole(self, leaves, parameters)
 
     monkeypatch.setattr(_Match, "loss", small_only)
-    recipe = RECIPE.replace(finish_steps=2)
+    stage = Distillation(graph, masks, fitted, held_out, replace(SETTINGS, steps=2), PLENTY, 0)
     with pytest.warns(snows.SnowsWarning, match=r"going on with [48] samples at a time"):
-        found = Finish(graph, masks, fitted, held_out, recipe, PLENTY, 0).run(graph.parameters)
-    assert found.report.steps == 2
+        ended = stage.run(graph.parameters)[1]
+    assert ended.steps == 2
     assert set(sizes) == {16, 8, 4}
     monkeypatch.setattr(_Match, "loss", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.warns(snows.SnowsWarning), pytest.raises(torch.OutOfMemoryError):
-        Finish(graph, masks, fitted, held_out, recipe, PLENTY, 0).run(graph.parameters)
+        stage.run(graph.parameters)
 
 
-def test_progress_is_told(model: nn.Module) -> None:
+def test_every_step_is_an_event(model: nn.Module) -> None:
     seen: list[Event] = []
     recipe = RECIPE.replace(finish_steps=3)
     snows.prune(model, images(40), "2:4", recipe=recipe, progress=seen.append)
-    last = [event for event in seen if event.finishing]
-    assert [(event.index, event.total) for event in last] == [(1, 3), (2, 3), (3, 3)]
-    assert str(last[0]) == "finishing, all layers together"
-    assert not any(event.finishing for event in seen[: -len(last)])
+    assert [str(event) for event in seen[-5:-2]] == ["last stage, all layers together"] * 3
+    assert seen[-5:-2] == [DistillStep(step, 3) for step in (1, 2, 3)]
+    assert [type(event) for event in seen[-2:]] == [Distilled, RunFinished]
+    assert not any(isinstance(event, DistillStep | Distilled) for event in seen[:-5])
 
 
 def test_a_run_that_was_stopped_in_it_ends_the_same(model: nn.Module, finished: snows.Result, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
-        if event.finishing and event.index == 20:
+        if event == DistillStep(20, 40):
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"recipe": RECIPE, "resume": tmp_path / "state"}
@@ -255,76 +253,6 @@ def test_vectors_are_parameters_that_nothing_was_computed_from() -> None:
     assert graph.vectors == ["first.bias", "scale", "second.bias"]
 
 
-@pytest.mark.parametrize(
-    ("network", "size", "device", "steps", "rate"),
-    [
-        ("transformer", 32, "cuda", 1500, 1e-3),
-        ("transformer", 32, "cpu", 150, 1e-3),
-        ("transformer", 8, "cuda", 0, 1e-3),
-        ("convolutions", 128, "cuda", 1000, 3e-4),
-        ("convolutions", 128, "cpu", 100, 3e-4),
-        ("convolutions", 32, "cuda", 0, 3e-4),
-    ],
-)
-def test_it_is_for_vision_transformers_and_for_convolutions_of_large_images(
-    network: str, size: int, device: str, steps: int, rate: float
-) -> None:
-    convolutions = nn.Sequential(nn.Conv2d(3, 4, 3, 8), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten()).eval()
-    model = build(Vision, height=size, width=size) if network == "transformer" else convolutions
-    graph = capture(model, (images(2, size, size),), {})
-    assert {"finish_steps": steps, "finish_rate": rate}.items() <= own_choices(graph, device).items()
-    chosen = resolve(DEFAULT.replace(finish_steps=7, finish_rate=0.5), graph, device)
-    assert (chosen.finish_steps, chosen.finish_rate) == (7, 0.5)
-    assert resolve(PAPER, graph, device).finish_steps == 0
-
-
-def test_views_are_crops_of_the_image_itself() -> None:
-    """A ramp from left to right stays one, mirrored or not, with values from within the image."""
-    ramp = torch.linspace(-1, 1, 32).expand(64, 3, 32, 32).contiguous()
-    views = random_views(ramp, _until_unmixed(ramp))
-    steps = views.diff(dim=3)[:, :, :, 1:-1]
-    rising, falling = (steps >= -1e-5).flatten(1).all(1), (steps <= 1e-5).flatten(1).all(1)
-    assert (rising | falling).all()
-    assert 10 < int(rising.sum()) < 54
-    assert float(views.abs().max()) <= 1 + 1e-5
-    widths = views[:, 0, 0].amax(1) - views[:, 0, 0].amin(1)
-    assert float(widths.min()) > 2 * 0.35**0.5 * 0.9
-    assert views.shape == ramp.shape
-
-
-def test_mixed_views_lie_between_two() -> None:
-    halves = torch.cat([torch.zeros(8, 1, 16, 16), torch.ones(8, 1, 16, 16)])
-    seeds = (random_views(halves, torch.Generator().manual_seed(seed)) for seed in range(40))
-    shares = [float(((views > 0.01) & (views < 0.99)).float().mean()) for views in seeds]
-    assert 10 < sum(share > 0.5 for share in shares) < 30
-    assert all(share in (0.0,) or share > 0.5 for share in shares)
-
-
-def _until_unmixed(images: Tensor) -> torch.Generator:
-    """A generator whose next views are not mixed: constant images stay what they are."""
-    marks = torch.arange(len(images), dtype=torch.float32).view(-1, 1, 1, 1).expand_as(images)
-    for seed in range(100):
-        if torch.allclose(random_views(marks, torch.Generator().manual_seed(seed)), marks, atol=1e-3):
-            return torch.Generator().manual_seed(seed)
-    raise AssertionError("every batch was mixed")
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: torch.rand(2, 3, 16, 16), True),
-        (lambda: torch.rand(2, 1, 28, 28), True),
-        (lambda: torch.rand(2, 3, 8, 8), False),
-        (lambda: torch.rand(2, 64, 32, 32), False),
-        (lambda: torch.randint(0, 9, (2, 3, 16, 16)), False),
-        (lambda: torch.rand(2, 16), False),
-        (lambda: "words", False),
-    ],
-)
-def test_what_is_an_image(make: Callable[[], object], expected: bool) -> None:
-    assert is_image(make()) is expected
-
-
 def test_other_inputs_are_taken_as_they_are() -> None:
     """A network of vectors, whose samples no view could be taken of."""
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).eval()
@@ -339,9 +267,9 @@ def test_samples_may_stay_on_the_host(model: nn.Module) -> None:
     graph, masks, table = parts(model)
     fitted, held_out = table.to(torch.device("cpu"), torch.float32).split(40)
     start = {**graph.parameters, **{name: graph.parameters[name] * mask for name, mask in masks.items()}}
-    recipe = RECIPE.replace(finish_steps=3)
+    settings = replace(SETTINGS, steps=3)
     there, here = (
-        Finish(graph, masks, replace(fitted), held_out, recipe, memory, 0).run(start)
+        Distillation(graph, masks, replace(fitted), held_out, settings, memory, 0).run(start)[1]
         for memory in (PLENTY, Memory(fitted.bytes))
     )
-    assert there.report.loss == pytest.approx(here.report.loss, rel=1e-5)
+    assert there.loss == pytest.approx(here.loss, rel=1e-5)
