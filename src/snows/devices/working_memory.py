@@ -1,4 +1,4 @@
-"""How much is worked on at once where work can be cut into rows."""
+"""How many bytes of rows are worked on at once, where work can be cut into rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from contextvars import ContextVar
 import torch
 
 _CPU_BYTES = 1 << 30
+_SHARE_OF_FREE = 0.25  # of a GPU's memory
 
-
-_SHARE_OF_FREE = 0.25
-
-
-_allowed: ContextVar[int | None] = ContextVar("allowed", default=None)
+_limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
 
 @contextmanager
 def working_within(most_bytes: int) -> Iterator[None]:
-    """What a method does in here holds at most this much at once, where it goes row by row."""
-    token = _allowed.set(most_bytes)
+    """Within this context, work by rows takes at most so many bytes at once."""
+    token = _limit.set(most_bytes)
     try:
         yield
     finally:
-        _allowed.reset(token)
+        _limit.reset(token)
 
 
 def bytes_at_once(device: torch.device) -> int:
@@ -33,5 +30,5 @@ def bytes_at_once(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         usual = int(_SHARE_OF_FREE * free)
-    allowed = _allowed.get()
-    return usual if allowed is None else min(usual, allowed)
+    limit = _limit.get()
+    return usual if limit is None else min(usual, limit)
