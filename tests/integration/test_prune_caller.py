@@ -17,7 +17,7 @@ from snows.data import preparation
 from snows.events import LayerSolved, LayerStarted
 from snows.solve import layer as layer_solve
 from snows.solve.least_squares import RowBlocks
-from snows.solve.newton import Newton
+from snows.solve.newton import NewtonResult
 from snows.solve.problem import LayerProblem
 from tests.networks import example, make
 from tests.prunes import ALL_LAYERS, QUICK, SAMPLES, quick, weights
@@ -73,7 +73,7 @@ def test_the_model_and_the_world_are_left_as_they_were(
     model = mixed_model()
     solve, turns = layer_solve.newton, iter([(sweep, index) for sweep in range(2) for index in range(2)])
 
-    def newton(*arguments: Any) -> Newton:
+    def newton(*arguments: Any) -> NewtonResult:
         if next(turns) == at and raises is not None:
             raise raises
         return solve(*arguments)

@@ -11,7 +11,7 @@ from snows import SnowsWarning, run
 from snows.errors import StatisticsError
 from snows.solve import footprint
 from snows.solve import layer as layer_solve
-from snows.solve.newton import Newton
+from snows.solve.newton import NewtonResult
 from snows.solve.objective import Objective
 from tests.networks import make
 from tests.prunes import QUICK, SAMPLES, check, quick
@@ -21,7 +21,7 @@ from tests.prunes import QUICK, SAMPLES, check, quick
 def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     solve = layer_solve.newton
 
-    def overfit(*arguments: Any) -> Newton:
+    def overfit(*arguments: Any) -> NewtonResult:
         return replace(solve(*arguments), weight=arguments[2] * factor, loss=0.0)
 
     monkeypatch.setattr(layer_solve, "newton", overfit)
@@ -36,7 +36,7 @@ def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPat
     """Four times as far as Newton's method would go."""
     solve = layer_solve.newton
 
-    def too_far(*arguments: Any) -> Newton:
+    def too_far(*arguments: Any) -> NewtonResult:
         start, found = arguments[2], solve(*arguments)
         return replace(found, weight=start + 4 * (found.weight - start), loss=0.0)
 
