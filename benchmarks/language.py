@@ -61,8 +61,9 @@ def main() -> None:
     recipe = DEFAULT if options.recipe is None else Recipe.from_json(options.recipe.read_text())
     options.out.parent.mkdir(parents=True, exist_ok=True)
     done = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
-    with capturing_once():  # model and windows stay the same
-        for rows in run(model.to(options.device), tokens, recipe, options, done):
+    model = model.to(options.device)
+    with capturing_once(model):  # it stays the same, as do the windows
+        for rows in run(model, tokens, recipe, options, done):
             result = {
                 "what": "language", "tokens": {name: len(part) for name, part in tokens.items()}, "rows": rows,
                 "environment": environment(options.device),

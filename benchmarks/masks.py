@@ -37,7 +37,7 @@ from snows.devices.memory import memory_limits
 from snows.evaluation.classes import reference
 from snows.masks import NetworkMethod, as_method
 from snows.masks.statistics import CalibratedNetwork
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.patterns.budgets import spread_out
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, PAPER

@@ -43,7 +43,7 @@ import snows
 from snows.data.preparation import prepare
 from snows.data.sources import read_npz
 from snows.data.streams import Stream, cut
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, PAPER, Recipe
 from snows.solve.layer import curvature_kind, derivative_precision, solve_layer

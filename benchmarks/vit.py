@@ -159,7 +159,7 @@ def _pruned(model: nn.Module, x: Tensor, pattern: str, recipe: Recipe, **options
         "seconds_of_solves": round(sum(s.seconds for layer in report.layers for s in layer.solves), 1),
         "peak_memory_bytes": report.peak_memory_bytes,
         "layers_pruned": len(report.layers),
-        "events": report.events,
+        "events": report.solve_outcomes,
     }
     if report.finish is not None:
         facts["finish"] = report.finish.__dict__

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 
 # shape and groups; those with one input channel per group cannot take N:M
 LAYERS = {

@@ -11,17 +11,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import ArgumentError, CaptureError, InputError, SnowsError, SnowsWarning
+from .masks.names import CLASSES
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import Result, prune
+    from .api import prune
     from .evaluation.attention import attention_map
     from .evaluation.classes import evaluate
     from .evaluation.comparison import compare
-    from .evaluation.inspection import inspect
+    from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
+    from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
+    from .masks import Choice, LayerMethod, NetworkMethod
     from .masks.alps import ALPS
     from .masks.cap import CAP
     from .masks.cbs import CBS
@@ -35,29 +38,27 @@ if TYPE_CHECKING:
     from .masks.sparsegpt import SparseGPT
     from .masks.wanda import Wanda
     from .masks.woodfisher import WoodFisher
-    from .patterns.base import NM, Unstructured
+    from .patterns import NM, Pattern, Unstructured
     from .recipe import Recipe
+    from .results.report import Report
+    from .results.result import Result
     from .results.storage import load
-    from .results.verification import verify
+    from .results.verification import Verification, verify
 
 _HOME = {
-    "ALPS": "masks.alps",
-    "CAP": "masks.cap",
-    "CBS": "masks.cbs",
-    "CHITA": "masks.chita",
+    "Choice": "masks",
+    "Comparison": "evaluation.table",
     "Event": "events",
-    "Exchange": "masks.exchange",
-    "FALCON": "masks.falcon",
-    "Magnitude": "masks.magnitude",
-    "NM": "patterns.base",
-    "OBC": "masks.obc",
-    "Random": "masks.random",
+    "Inspection": "evaluation.inspection",
+    "LayerMethod": "masks",
+    "NM": "patterns",
+    "NetworkMethod": "masks",
+    "Pattern": "patterns",
     "Recipe": "recipe",
-    "Result": "api",
-    "SparseGPT": "masks.sparsegpt",
-    "Unstructured": "patterns.base",
-    "Wanda": "masks.wanda",
-    "WoodFisher": "masks.woodfisher",
+    "Report": "results.report",
+    "Result": "results.result",
+    "Unstructured": "patterns",
+    "Verification": "results.verification",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
@@ -69,6 +70,7 @@ _HOME = {
     "prune": "api",
     "token_windows": "evaluation.language",
     "verify": "results.verification",
+    **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
 
 __all__ = [
@@ -81,17 +83,25 @@ __all__ = [
     "OBC",
     "ArgumentError",
     "CaptureError",
+    "Choice",
+    "Comparison",
     "Event",
     "Exchange",
     "InputError",
+    "Inspection",
+    "LayerMethod",
     "Magnitude",
+    "NetworkMethod",
+    "Pattern",
     "Random",
     "Recipe",
+    "Report",
     "Result",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
     "Unstructured",
+    "Verification",
     "Wanda",
     "WoodFisher",
     "__version__",

@@ -87,7 +87,7 @@ def prune(
 
     Example:
         >>> import torch, snows
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
         >>> result.report.sparsity
         0.5

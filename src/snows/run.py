@@ -45,9 +45,8 @@ from .patterns.budgets import spread_out
 from .patterns.permutation import Permuted, permute_channels
 from .plan import Plan, PlannedLayer, make_plan
 from .recipe import Recipe
-from .results.disk_journal import open_journal
 from .results.folder import describe, digest
-from .results.journal import Journal
+from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
 from .solve.augment import with_mirrored
@@ -360,7 +359,7 @@ def _permuted(
         raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
     first = next(model.parameters())
     args, kwargs = prepared.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
-    return permute_channels(model, prepared.graph, plan.patterns, args, kwargs, seed)
+    return permute_channels(with_weights(model, {}), prepared.graph, plan.patterns, args, kwargs, seed)
 
 
 def _versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The command line in this process, for all tests that call it, and what it answers."""
+"""The command line, called in this process, and its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
-from snows.cli.commands import main
+from snows.cli.main import main
+
+
+def strict_json(text: str) -> Any:
+    """NaN and infinity, which Python would read, are no JSON."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
 
 
 class Outcome(NamedTuple):
@@ -21,18 +30,14 @@ class Outcome(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Standard output of a command that went well."""
+        """Standard output of a command that succeeded."""
         assert self.status == 0, self.err
         return self.out
 
     @property
     def data(self) -> Any:
-        """Of --json: the whole of standard output is strict JSON."""
-
-        def refuse(constant: str) -> NoReturn:
-            raise AssertionError(f"{constant} is no JSON")
-
-        return json.loads(self.shown, parse_constant=refuse)
+        """What --json printed; nothing else may be on standard output."""
+        return strict_json(self.shown)
 
 
 Snows = Callable[..., Outcome]

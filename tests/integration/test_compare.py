@@ -1,10 +1,10 @@
-"""`snows.compare`: every cell there, failures as rows, and folders that go on where they were stopped."""
+"""`snows.compare`: every network is a row, failures too, and a folder continues where it was stopped."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +13,16 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from markdown_it import MarkdownIt
-from safetensors.torch import save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
-from snows.cli.commands import _split_patterns
-from snows.evaluation.comparison import plan_cells
+from snows.data import preparation
 from snows.evaluation.table import Comparison, ComparisonInterrupted, Row
 from snows.masks.wanda import Wanda
 from tests.networks import example, make
 
-from .conftest import Outcome, Snows, assert_error
-from .test_cli import FAST, NET
+from .conftest import strict_json
 
 QUICK = snows.Recipe(horizon=1, sweeps=1, cg_steps=2)
 MODEL = make("mlp")
@@ -62,13 +59,6 @@ def timeless(rows: tuple[Row, ...]) -> list[Row]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-def strict(text: str) -> Any:
-    def refuse(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
 
 
 def markdown_table(text: str) -> list[list[str]]:
@@ -128,7 +118,8 @@ def test_without_test_samples() -> None:
 def test_failures_are_rows_and_the_others_go_on() -> None:
     refuses = Watched("refuses", 1, InputError("this layer\nis not for me"))
     fills = Watched("fills", 2, torch.OutOfMemoryError("CUDA out of memory"))
-    found = compare(masks={"a": refuses, "b": fills})
+    with pytest.warns(SnowsWarning, match="out of memory at 2: going on with"):
+        found = compare(masks={"a": refuses, "b": fills})
     assert [row.error for row in found.pruned] == [
         "this layer is not for me",
         None,
@@ -143,7 +134,7 @@ def test_failures_are_rows_and_the_others_go_on() -> None:
 
 
 def test_json_and_markdown_say_the_same(found: Comparison) -> None:
-    data = strict(found.to_json())
+    data = strict_json(found.to_json())
     assert [Row(**row) for row in data["rows"]] == list(found.rows)
     assert data["settings"]["samples"] == 24
     table = markdown_table(found.to_markdown())
@@ -166,6 +157,47 @@ def test_all_cells_see_the_same_samples() -> None:
     assert [dataclasses.replace(row, mask="a") for row in b] == a
     assert method.calls == 4  # a pattern that is given twice is one
     assert found.settings["samples"] == 24
+
+
+def test_the_model_is_captured_once_and_the_data_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return function(*arguments, **options)
+
+        return call
+
+    class Loader(DataLoader[Any]):
+        __iter__ = counted("loader", DataLoader.__iter__)
+
+    for name in ("capture", "read_samples"):
+        monkeypatch.setattr(preparation, name, counted(name, getattr(preparation, name)))
+    loader = Loader(TensorDataset(X), batch_size=5)
+    once = snows.compare(MODEL, loader, ["2:4", 0.5], ["magnitude", "wanda"], test=TEST, recipe=QUICK, progress=False)
+    assert len(once.pruned) == 8
+    assert once.failed == ()
+    assert counts == {"capture": 1, "read_samples": 1, "loader": 1}
+
+
+def test_every_network_warns_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the data is read once, the report of each run holds the warning."""
+    reports = []
+
+    def kept(*arguments: Any, **options: Any) -> snows.Result:
+        result = snows.prune(*arguments, **options)
+        reports.append(result.report)
+        return result
+
+    monkeypatch.setattr("snows.evaluation.comparison.prune", kept)
+    with pytest.warns(SnowsWarning, match="look unnormalized"):
+        snows.compare(
+            make("conv-bn"), example("conv-bn", 8).abs() * 100, "2:4", "magnitude", test=example("conv-bn", 8),
+            recipe=QUICK, progress=False,
+        )  # fmt: skip
+    assert len(reports) == 2
+    assert all("look unnormalized" in report.warnings[0] for report in reports)
 
 
 def test_memory_is_bounded_as_in_prune(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +280,7 @@ def test_a_folder_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pyte
     assert {path.name for path in (tmp_path / "whole").iterdir()} == {
         "settings.json", "cells", "comparison.json", "comparison.md",
     }  # fmt: skip
-    assert strict((tmp_path / "whole" / "comparison.json").read_text()) == strict(whole.to_json())
+    assert strict_json((tmp_path / "whole" / "comparison.json").read_text()) == strict_json(whole.to_json())
     assert (tmp_path / "whole" / "comparison.md").read_text() == whole.to_markdown()
 
     # stopped by the user in the last cell
@@ -305,11 +337,11 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         "recipe cg steps was 2 and is 3": lambda: compare(recipe=QUICK.replace(cg_steps=3), out=out),
         "recipe horizon was 1 and is 0": lambda: compare(horizon=0, out=out),
         "layers was none and is 2": lambda: compare(layers="2", out=out),
-        "the test samples are others": lambda: compare(test_labels=(LABELS + 1) % 3, out=out),
-        "the calibration samples are others; samples was 24 and is 23": lambda: snows.compare(
+        "the test samples differ": lambda: compare(test_labels=(LABELS + 1) % 3, out=out),
+        "the calibration samples differ; samples was 24 and is 23": lambda: snows.compare(
             MODEL, X[:23], "2:4", "magnitude", test=TEST, test_labels=LABELS, recipe=QUICK, out=out
         ),
-        "the model's weights are others": lambda: snows.compare(
+        "the model's weights differ": lambda: snows.compare(
             other, X, "2:4", "magnitude", test=TEST, test_labels=LABELS, recipe=QUICK, out=out
         ),
     }
@@ -341,128 +373,3 @@ def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     cell.write_text('{"source": "magnitude", "other": 1}')
     with pytest.raises(InputError, match=rf"has no comparison in {cell.name}"):
         compare(out=tmp_path)
-
-
-def test_names_of_masks(tmp_path: Path) -> None:
-    save_file({"2.weight": torch.ones(8, 8) > 0}, tmp_path / "mine.safetensors")
-    file = str(tmp_path / "mine.safetensors")
-    cells = plan_cells(["2:4", 0.5], [file, MODEL, "weights", "magnitude"])
-    assert [(cell.mask, cell.row.pattern) for cell in cells[::2]] == [
-        ("magnitude", "2:4"),
-        ("magnitude", "0.5"),
-        (file, "given"),
-        ("given", "given"),
-        ("weights", "given"),
-    ]
-    before = plan_cells(None, file)[0].source
-    save_file({"2.weight": torch.ones(8, 8) < 0}, tmp_path / "mine.safetensors")
-    assert plan_cells(None, file)[0].source != before  # it is the content that counts
-
-
-def test_methods_without_a_name_of_their_own() -> None:
-    class Plain:
-        choose_layer = Watched.choose_layer
-
-    (cell, _) = plan_cells("2:4", Plain())
-    assert "0x" not in cell.mask  # an address would be another one the next time
-    assert "Plain object" in cell.mask
-
-
-# The command line
-
-COMPARE = ("compare", "net.py:model", "--recipe", "fast.json", "--data")
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("work")
-    (folder / "net.py").write_text(NET)
-    (folder / "fast.json").write_text(FAST)
-    return folder
-
-
-@pytest.fixture
-def run(run: Snows, place: Path, monkeypatch: pytest.MonkeyPatch) -> Snows:
-    """`snows ...` in the folder of the network and its recipe."""
-    monkeypatch.chdir(place)
-    return run
-
-
-def test_the_command(run: Snows, tmp_path: Path) -> None:
-    words = (
-        *COMPARE,
-        "net.py:labelled",
-        "--pattern",
-        "2:4",
-        "--mask",
-        "magnitude,wanda",
-        "--out",
-        tmp_path / "out",
-    )
-    table = run(*words)
-    assert (table.status, table.err.strip()) == (0, "")
-    for part in ("top-1", "drop", "top-5", "KL", "agreement", "wanda", "2:4", "48 test samples", "cpu"):
-        assert part in table.out
-    assert "there already" not in table.out
-    narrow = run(*words, columns=80)
-    assert "4 of 4 were there already." in narrow.out
-    assert max(map(len, narrow.out.splitlines())) <= 80
-    assert "top-1" in narrow.out
-    assert "Too wide for this terminal: top-5" in narrow.out
-    markdown = run(*words, "--markdown")
-    assert markdown.out == (tmp_path / "out" / "comparison.md").read_text()
-    data = run(*words, "--json")
-    assert data.err == ""
-    assert data.data == strict((tmp_path / "out" / "comparison.json").read_text())
-    assert run(*words, "--quiet") == Outcome(0, "", "")
-    assert_error(run(*words, "--seed", 1), 1, "was made with other settings (seed was 0 and is 1)")
-
-
-def test_patterns_and_masks_of_the_command(run: Snows, tmp_path: Path) -> None:
-    save_file({"2.weight": torch.arange(256).view(16, 16) % 4 == 0}, tmp_path / "mine.safetensors")
-    data = run(
-        *COMPARE, "net.py:unlabelled", "--pattern", "2:4, 4=dense", "--mask", "magnitude",
-        "--mask", f"{tmp_path / 'mine.safetensors'}", "--json",
-    ).data  # fmt: skip
-    assert [(row["pattern"], row["mask"], row["sparsity"]) for row in data["rows"][1::2]] == [
-        ("4=dense, *=2:4", "magnitude", 0.5),
-        ("given", str(tmp_path / "mine.safetensors"), 0.75),
-    ]
-    assert {(row["top1"], row["loss"], row["drop"]) for row in data["rows"]} == {(None, None, None)}
-    assert all(row["agreement"] > 0 for row in data["rows"])
-    assert _split_patterns(["1:4,2:4", "0.7"]) == ["1:4", "2:4", "0.7"]
-    assert _split_patterns(["1:4, head=dense"]) == ["1:4, head=dense"]
-
-
-def test_failures_of_the_command(run: Snows) -> None:
-    start = (*COMPARE, "net.py:labelled")
-    some = run(*start, "--pattern", "2:4,3:7", "--mask", "magnitude")
-    assert some.status == 0
-    assert some.out.count("failed: magnitude, 3:7, with") == 2
-    everything = run(*start, "--pattern", "3:7", "--mask", "magnitude", "--quiet")
-    assert_error(everything, 1, "nothing could be compared: magnitude, 3:7, without SNOWS: no layer can be pruned")
-    bare = run(*COMPARE, "net.py:calibration", "--mask", "magnitude", "--json")
-    assert bare.err.startswith("warning: there are no test samples")
-    assert len(bare.data["rows"]) == 3
-    assert_error(run(*start, "--json", "--markdown"), 2, "--json and --markdown are both given")
-    assert_error(run("compare", "missing.py:model", *start[2:], "--pattern", "2:4,half"), 2, "pattern 'half'")
-    assert_error(run("compare", "missing.py:model", *start[2:], "--mask", "wanda,best"), 2, "mask 'best' is not known")
-    assert_error(run("compare", "net.py:model"), 2, "--data is needed")
-
-
-def test_an_interruption_of_the_command(run: Snows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*given: Any, **options: Any) -> snows.Result:
-        if options["solver"] == "newton":
-            raise KeyboardInterrupt
-        return snows.prune(*given, **options)
-
-    monkeypatch.setattr("snows.evaluation.comparison.prune", interrupted)
-    words = (*COMPARE, "net.py:labelled", "--mask", "magnitude")
-    bare = run(*words)
-    assert bare.status == 130
-    assert bare.out.count("magnitude") == 1
-    assert bare.err.splitlines()[-1] == ("interrupted; 1 finished; pass --out DIR to go on from here the next time")
-    kept = run(*words, "--json", "--out", tmp_path / "out")
-    assert (kept.status, len(strict(kept.out)["rows"])) == (130, 2)
-    assert kept.err.splitlines() == ["interrupted; 1 finished; the same command goes on from here"]
-    assert len(list((tmp_path / "out" / "cells").iterdir())) == 2

@@ -14,7 +14,7 @@ from snows.data.streams import Stream
 from snows.devices import offload as disk
 from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits
 from snows.devices.working_memory import bytes_at_once
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.solve import activations, cascade
 from snows.solve import layer as layer_solve
@@ -104,13 +104,13 @@ def test_activations_that_rest_elsewhere_change_nothing(
     monkeypatch.setattr(Memory, "resident", lambda *_: resident)
     monkeypatch.setattr(Memory, "targets", lambda *_: 0)  # nothing is kept between passes either
     moved: list[int] = []
-    at_rest = Stream._at_rest
+    at_rest = Stream._offload
 
     def watch(stream: Stream, value: Any, disk: bool) -> Any:
         moved.append(disk)
         return at_rest(stream, value, disk)
 
-    monkeypatch.setattr(Stream, "_at_rest", watch)
+    monkeypatch.setattr(Stream, "_offload", watch)
     offloaded = run(name)
     pieces = 4  # 16, 16 and the rest, and those held out
     assert len(moved) % (pieces - resident // 16) == 0 < len(moved)

@@ -29,7 +29,7 @@ def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, m
     solves = [solve for layer in result.report.layers for solve in layer.solves]
     assert {solve.kept for solve in solves} <= {"least squares", "masked weights"}
     check(result, make("conv-bn"))
-    assert result.report.events["worse on held-out samples; the start was kept"] == len(solves)
+    assert result.report.solve_outcomes["worse on held-out samples; the start was kept"] == len(solves)
 
 
 def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPat
     for solve_report in solves:
         assert 0 < solve_report.held_out < solve_report.held_out_masked
         assert solve_report.loss > 0  # measured, not that of the solve
-    assert report.events["worse on held-out samples; part of the way was kept"] == len(solves)
+    assert report.solve_outcomes["worse on held-out samples; part of the way was kept"] == len(solves)
 
 
 def test_with_nothing_held_out_every_solve_is_kept() -> None:

@@ -22,8 +22,9 @@ import snows
 from snows import Event, Recipe, Result
 from snows.cli.tables import print_prune
 from snows.errors import InputError, SnowsWarning
-from snows.results.disk_journal import DiskJournal
-from snows.results.journal import Entry
+from snows.events import LayerSolved
+from snows.results.journal import DiskJournal
+from snows.solve.layer import SolvedLayer
 
 RECIPE = Recipe(horizon=2, sweeps=2, cg_steps=3)
 NETWORK = """
@@ -63,7 +64,7 @@ def stop_after(layers: int) -> Callable[[Event], None]:
 
     def tell(event: Event) -> None:
         nonlocal done
-        done += event.solve is not None
+        done += isinstance(event, LayerSolved)
         if done == layers:
             raise StopError
 
@@ -98,15 +99,15 @@ def test_what_is_recalled_is_laid_out_as_what_was_recorded(
     mask: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums over another layout round otherwise, and a later sweep may choose other masks by that."""
-    recorded: list[Entry] = []
-    recalled: list[Entry | None] = []
+    recorded: list[SolvedLayer] = []
+    recalled: list[SolvedLayer | None] = []
     record, recall = DiskJournal.record, DiskJournal.recall
 
-    def see_record(self: DiskJournal, sweep: int, index: int, entry: Entry) -> None:
+    def see_record(self: DiskJournal, sweep: int, index: int, entry: SolvedLayer) -> None:
         recorded.append(entry)
         record(self, sweep, index, entry)
 
-    def see_recall(self: DiskJournal, sweep: int, index: int) -> Entry | None:
+    def see_recall(self: DiskJournal, sweep: int, index: int) -> SolvedLayer | None:
         recalled.append(recall(self, sweep, index))
         return recalled[-1]
 
@@ -160,11 +161,11 @@ def test_a_folder_of_another_run_is_refused_with_the_difference(
 def test_another_model_and_other_data_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "state")
     model, x = network()
-    with pytest.raises(InputError, match="the calibration samples are others"):
+    with pytest.raises(InputError, match="the calibration samples differ"):
         snows.prune(model, x + 1, "2:4", recipe=RECIPE, resume=tmp_path / "state", progress=False)
     with torch.no_grad():
         model[2].weight += 1
-    with pytest.raises(InputError, match="the model's weights are others"):
+    with pytest.raises(InputError, match="the model's weights differ"):
         snows.prune(model, x, "2:4", recipe=RECIPE, resume=tmp_path / "state", progress=False)
 
 

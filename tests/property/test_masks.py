@@ -24,7 +24,7 @@ from snows.masks.random import Random
 from snows.masks.sparsegpt import SparseGPT
 from snows.masks.wanda import Wanda
 from snows.masks.woodfisher import WoodFisher
-from snows.patterns.base import NM, Pattern, Unstructured
+from snows.patterns import NM, Pattern, Unstructured
 from tests.masks import FakeNetwork
 
 LAYER_METHODS = [Wanda(), SparseGPT(), SparseGPT(block=3), OBC(), ALPS(steps=30), Exchange("wanda")]

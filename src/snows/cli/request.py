@@ -1,4 +1,4 @@
-"""What the command line's words mean: names resolved, defaults filled in, files read."""
+"""What the words of a command line mean: names resolved, defaults filled in, files read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from ..errors import ArgumentError, InputError
+from ..listeners.progress import ProgressBar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +23,8 @@ _LARGEST = 1e30  # of mean and std; pixels are between 0 and 1
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the command line's words mean: names resolved, defaults filled in, files read."""
+class Request:
+    """The options that commands share, with defaults filled in."""
 
     model_name: str
     data_name: str | None
@@ -47,17 +46,12 @@ class Setting:
         config: Path | None,
         device: str | None,
         quiet: bool,
-    ) -> Setting:
-        import torch
-
+    ) -> Request:
         name = model or EMBEDDED_MODEL
         if data is None and name == EMBEDDED_MODEL:
             data = EMBEDDED_DATA
-        if device is None:
-            accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-            device = accelerator.type if accelerator is not None else "cpu"
         count = samples or (1000 if data == EMBEDDED_DATA else 3000)
-        return cls(name, data, weights, count, seed, device, quiet, _read_config(config))
+        return cls(name, data, weights, count, seed, device or _best_device(), quiet, read_config(config))
 
     @property
     def is_embedded(self) -> bool:
@@ -75,7 +69,7 @@ class Setting:
         return move(build_model(self.model_name, self.weights, pretrained), device)
 
     def require_data(self) -> str:
-        """The name of the data, asked for before anything is read."""
+        """The name of the data. Call it early: an error costs the user nothing then."""
         if self.data_name is None:
             from ..data.sources import HELP
 
@@ -85,63 +79,52 @@ class Setting:
     def data(self) -> Data:
         from ..data.sources import load_data
 
-        return load_data(self.require_data(), self.samples, self.seed, self._data_config())
+        return load_data(self.require_data(), self.samples, self.seed, self.data_config())
+
+    def model_and_data(self) -> tuple[nn.Module, Data]:
+        self.require_data()
+        with self.step("reading the model and the data"):
+            return self.model(), self.data()
 
     def random_samples(self, model: nn.Module) -> Any:
         from ..data.models import random_inputs
 
-        size = self._data_config().size
+        size = self.data_config().size
         return random_inputs(model, 16, size if "size" in self.config.get("data", {}) else None)
 
     def recipe(self, name: str) -> Recipe:
-        from ..recipe import EMBEDDED, Recipe, as_recipe
+        from ..recipe import EMBEDDED, as_recipe
 
         if name.endswith(".json"):
-            if not Path(name).is_file():
-                raise InputError(f"there is no file {name}")
-            try:
-                chosen = Recipe.from_json(Path(name).read_text(encoding="utf-8"))
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{name} cannot be read: {error}") from error
+            chosen = _read_recipe(Path(name))
         else:
             chosen = EMBEDDED if name == "default" and self.is_embedded else as_recipe(name)
         return chosen.replace(**self.config.get("recipe", {}))
 
-    @contextmanager
-    def step(self, what: str) -> Iterator[None]:
-        """A spinner on standard error while something takes its time."""
-        if self.quiet:
-            yield
-            return
-        with Console(stderr=True).status(what):
-            yield
-
-    def _data_config(self) -> DataConfig:
+    def data_config(self) -> DataConfig:
         from ..data.sources import DataConfig
 
         given = self.config.get("data", {})
         unknown = set(given) - {"mean", "std", "size"}
         if unknown:
             raise ArgumentError(f"--config: [data] has {', '.join(sorted(unknown))}; expected mean, std and size")
-
-        def numbers(key: str) -> tuple[float, ...] | None:
-            value = given.get(key)
-            if value is None:
-                return None
-            values = value if isinstance(value, list) else [value]
-            if not all(isinstance(v, int | float) and abs(v) <= _LARGEST for v in values):  # no NaN, either
-                raise ArgumentError(f"--config: [data] {key} is {value!r}; expected a number or a list of numbers")
-            return tuple(float(v) for v in values)
-
-        if ("mean" in given) != ("std" in given):
+        mean, std = _numbers(given, "mean"), _numbers(given, "std")
+        if (mean is None) != (std is None):
             raise ArgumentError("--config: [data] has one of mean and std; expected both or neither")
         size = given.get("size", 224)
         if not isinstance(size, int) or not 1 <= size <= 4096:
             raise ArgumentError(f"--config: [data] size is {size!r}; expected a whole number of pixels")
-        return DataConfig(numbers("mean"), numbers("std"), size)
+        return DataConfig(mean, std, size)
+
+    @contextmanager
+    def step(self, description: str) -> Iterator[None]:
+        """Show what is being done, unless the user wants no progress."""
+        with ProgressBar(description, shown=not self.quiet):
+            yield
 
 
-def _read_config(path: Path | None) -> dict[str, Any]:
+def read_config(path: Path | None) -> dict[str, Any]:
+    """The tables of a TOML file."""
     if path is None:
         return {}
     try:
@@ -158,9 +141,55 @@ def _read_config(path: Path | None) -> dict[str, Any]:
     return config
 
 
-def read_masks(mask: str) -> Any:
-    """A method's name as it is; a file of masks, or of pruned weights, as {name: tensor}."""
+def read_mask(mask: str) -> Any:
+    """A file of masks, or of pruned weights, as {name: tensor}; any other word stays as it is."""
     from ..data.weights import read_state
     from ..masks.given import is_mask_file
 
     return read_state(Path(mask)) if is_mask_file(mask) else mask
+
+
+def needs_pattern(mask: str) -> bool:
+    """Whether a mask is chosen for a pattern. Masks from a file, or the zeros of the weights, are complete."""
+    from ..masks.given import is_mask_file
+
+    return mask != "weights" and not is_mask_file(mask)
+
+
+def split_patterns(texts: list[str]) -> list[str]:
+    """Patterns are separated by commas. So are the rules of a pattern that names layers: such a text is one pattern."""
+    from ..patterns import PatternRules
+
+    patterns = []
+    for text in texts:
+        parts = [part.strip() for part in text.split(",")]
+        names_layers = any(glob != "*" for part in parts for glob, _ in PatternRules.parse(part).rules)
+        patterns += [text] if names_layers else parts
+    return patterns
+
+
+def _best_device() -> str:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator.type if accelerator is not None else "cpu"
+
+
+def _read_recipe(path: Path) -> Recipe:
+    from ..recipe import Recipe
+
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        return Recipe.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
+
+
+def _numbers(table: dict[str, Any], key: str) -> tuple[float, ...] | None:
+    if key not in table:
+        return None
+    values = table[key] if isinstance(table[key], list) else [table[key]]
+    if not all(isinstance(value, int | float) and abs(value) <= _LARGEST for value in values):  # refuses NaN, too
+        raise ArgumentError(f"--config: [data] {key} is {table[key]!r}; expected a number or a list of numbers")
+    return tuple(float(value) for value in values)

@@ -97,7 +97,7 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
 
 
 def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
-    """Columns to leave out, the least telling first, so that the others fit. Long names are folded."""
+    """Columns to leave out, the least important first, so that the others fit. Long names are folded."""
     longest = [max(len(row[index]) for row in [titles, *rows]) for index in range(len(titles))]
     needed = sum(min(size, 20) + 3 for size in longest) + 1
     left_out: list[str] = []

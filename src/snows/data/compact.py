@@ -1,8 +1,8 @@
-"""Masks and pruned weights in few bytes: where the kept values are, and the values; bit-equal when expanded.
+"""Masks and pruned weights in few bytes: the kept values and where they are. Expanding gives the same bits again.
 
-Places are one bit for each weight, or, where every group of M input channels keeps the same number, the index of each
-kept value in its group: 2 bits each for 1:4, where the bits of a mask would be 4. The smaller is taken, and a tensor
-that neither makes smaller is stored as it is. What is not kept is +0.0.
+Places are stored in one of two ways, whichever is smaller: as one bit per weight; or, if every group of M input
+channels keeps the same number, as the index of each kept value in its group (for 1:4, two bits per group instead of
+four). A tensor that neither makes smaller is stored as it is. Removed weights are +0.0.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PACKED_MASKS, PACKED_MODEL = "snows.masks", "snows.compact"  # keys of a file's metadata that say how to read it
+PACKED_MASKS, PACKED_MODEL = "snows.masks", "snows.compact"  # keys of a file's metadata: how it is packed
 _SCHEMA = 1
 _LARGEST_GROUP = 32
-_VALUES, _PLACES, _PLAIN = "values:", "places:", "tensor:"  # before every name, so that no two of them can meet
+_VALUES, _PLACES, _PLAIN = "values:", "places:", "tensor:"  # prefixes of all names, so that no two can collide
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pack_masks(masks: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file of masks: one bit for each weight."""
+    """Tensors and metadata of a file of masks, with one bit per weight."""
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
     about = json.dumps({"schema": _SCHEMA, "shapes": shapes})
     return {name: _pack_bits(mask) for name, mask in masks.items()}, {PACKED_MASKS: about}
 
 
 def unpack_masks(tensors: Mapping[str, Tensor], about: str) -> dict[str, Tensor]:
-    """The bool masks of such a file; ValueError where the parts do not fit together."""
+    """The bool masks of such a file. Raises ValueError if its parts do not fit together."""
     shapes = _read_about(about)["shapes"]
     if set(shapes) != set(tensors):
-        raise ValueError("its masks and their shapes go by different names")
+        raise ValueError("its masks and their shapes have different names")
     return {name: _unpack_bits(tensors[name], _as_shape(shape)) for name, shape in shapes.items()}
 
 
 def pack_state(
     state: Mapping[str, Tensor], masks: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a compact file. `tied` says which names are the same tensor as another one."""
+    """Tensors and metadata of a compact file. `tied` maps a name to the earlier name of the same tensor."""
     tensors: dict[str, Tensor] = {}
     packed: dict[str, dict[str, Any]] = {}
     for name, tensor in state.items():
@@ -58,7 +58,7 @@ def pack_state(
 
 
 def expand_state(tensors: Mapping[str, Tensor], about: str) -> dict[str, Tensor]:
-    """The state dict of a compact file; ValueError where the parts do not fit together."""
+    """The state dict of a compact file. Raises ValueError if its parts do not fit together."""
     read = _read_about(about)
     state = {name.removeprefix(_PLAIN): tensor for name, tensor in tensors.items() if name.startswith(_PLAIN)}
     for name, entry in read["packed"].items():
@@ -73,13 +73,13 @@ def expand_state(tensors: Mapping[str, Tensor], about: str) -> dict[str, Tensor]
     return state
 
 
-def removes_exactly(weight: Tensor, mask: Tensor) -> Tensor:
-    """Where the mask removes a weight that is something else than +0.0, bit by bit."""
+def nonzero_where_removed(weight: Tensor, mask: Tensor) -> Tensor:
+    """True where the mask removes a weight that is not exactly +0.0."""
     return (_as_integers(weight) != 0) & ~mask
 
 
 def _pack_weight(weight: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, int | None] | None:
-    """Kept values, their places, and the size of the groups that the places count in; None if that is no gain."""
+    """Kept values, their places, and the size of the groups in which places are counted; None if that saves nothing."""
     group = _group_size(mask)
     if group is None:
         values, places = _as_integers(weight)[mask], _pack_bits(mask)
@@ -99,7 +99,7 @@ def _unpack_weight(values: Tensor, places: Tensor, shape: tuple[int, ...], group
     if group is None:
         mask = _unpack_bits(places, shape)
         if values.ndim != 1 or int(mask.sum()) != len(values):
-            raise ValueError("the number of kept values is not that of their places")
+            raise ValueError("it has more or fewer kept values than places")
         return torch.zeros(shape, dtype=integers.dtype).masked_scatter_(mask, integers).view(values.dtype)
     total, kept = math.prod(shape), len(values) if values.ndim == 1 else 0
     fits = isinstance(group, int) and 2 <= group <= _LARGEST_GROUP and len(shape) >= 2 and shape[1] % group == 0
@@ -115,7 +115,7 @@ def _unpack_weight(values: Tensor, places: Tensor, shape: tuple[int, ...], group
 
 
 def _group_size(mask: Tensor) -> int | None:
-    """The M of an exact N:M mask whose indices take less than a bit for each weight; None if there is none."""
+    """The M of an exact N:M mask whose indices take less than one bit per weight; None if there is none."""
     kept, total = int(mask.sum()), mask.numel()
     for group in range(2, _LARGEST_GROUP + 1) if kept and mask.ndim >= 2 else ():
         smaller = kept * _index_bits(group) < total
@@ -127,7 +127,7 @@ def _group_size(mask: Tensor) -> int | None:
 
 
 def _grouped(tensor: Tensor, group: int) -> Tensor:
-    """As the pattern sees it: all groups of consecutive input channels at one kernel position, one in a row."""
+    """One row for each group of consecutive input channels at one kernel position."""
     return tensor.movedim(1, -1).reshape(-1, group)
 
 
@@ -163,14 +163,14 @@ def _unpack_indices(packed: Tensor, bits: int, count: int) -> np.ndarray[Any, An
 
 
 def _as_integers(tensor: Tensor) -> Tensor:
-    """The same bytes as whole numbers: nothing that handles floats may touch them."""
+    """The same bytes as whole numbers, so that no float operation can change a NaN or a sign of zero."""
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
 def _read_about(text: str) -> dict[str, Any]:
     about = json.loads(text)
     if not isinstance(about, dict) or about.get("schema") != _SCHEMA:
-        raise ValueError(f"its packing is of another version than {_SCHEMA}")
+        raise ValueError(f"it is packed by another version; expected version {_SCHEMA}")
     return about
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,22 +17,26 @@ from . import embedded
 from .weights import fill, read_state
 
 HELP = f"{embedded.MODEL}, torchvision:NAME, timm:NAME, hf:NAME, hf:FOLDER or file.py:factory"
-_TOKENS = 64  # in a window of random ones
+_RANDOM_TOKENS = 64  # in one sample
 
 
 def build_model(name: str, weights: Path | None = None, pretrained: bool = True) -> nn.Module:
-    """The named model in eval mode. `weights` replaces the pretrained ones, which may need a download."""
+    """The named model in eval mode.
+
+    weights     a file to fill it with
+    pretrained  whether to fetch pretrained weights, which may need a download, if there is no such file
+    """
     fetch = pretrained and weights is None
     library, _, rest = name.rpartition(":")
     if name == embedded.MODEL:
         model: Any = embedded.model(pretrained=fetch)
     elif library == "torchvision" and rest:
-        model = _fetched(name, lambda: _torchvision(rest, fetch))
+        model = _built(name, lambda: _torchvision(rest, fetch))
     elif library == "timm" and rest:
-        model = _fetched(name, lambda: _import("timm").create_model(rest, pretrained=fetch))
+        model = _built(name, lambda: _import("timm").create_model(rest, pretrained=fetch))
     elif library == "hf" and rest:
-        model = _fetched(name, lambda: _hugging_face(rest, fetch))
-    elif library.endswith(".py") and rest:
+        model = _built(name, lambda: _hugging_face(rest, fetch))
+    elif is_code(name):
         model = call_factory(library, rest)
     else:
         raise ArgumentError(f"model {name!r} is not known; expected {HELP}")
@@ -40,6 +45,12 @@ def build_model(name: str, weights: Path | None = None, pretrained: bool = True)
     if weights is not None:
         fill(model, read_state(weights), str(weights))
     return model.eval()
+
+
+def is_code(name: str) -> bool:
+    """Whether to build the named model means to run the user's own code."""
+    library, _, rest = name.rpartition(":")
+    return library.endswith(".py") and rest != ""
 
 
 def _torchvision(name: str, fetch: bool) -> Any:
@@ -53,12 +64,12 @@ def _hugging_face(name: str, fetch: bool) -> Any:
     config = transformers.AutoConfig.from_pretrained(name)
     kind = _kind_of(config, transformers, name)
     for part in (config, config.get_text_config()):
-        part.use_cache = False  # a cache would be a further output, made of keys and values
+        part.use_cache = False  # keys and values would be further outputs
     return kind.from_pretrained(name, config=config) if fetch else kind.from_config(config)
 
 
 def _kind_of(config: Any, transformers: Any, name: str) -> Any:
-    """The class that builds the model: what the checkpoint was saved as, or else what its configuration can be."""
+    """The class that builds the model: what the checkpoint was saved as, or else what its configuration allows."""
     kinds = {
         transformers.AutoModelForImageClassification: transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
         transformers.AutoModelForCausalLM: transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -68,7 +79,7 @@ def _kind_of(config: Any, transformers: Any, name: str) -> Any:
     for kind, names in possible.items():
         if saved_as & names:
             return kind
-    if transformers.AutoModelForImageClassification in possible or not saved_as:  # a backbone gets a new classifier
+    if transformers.AutoModelForImageClassification in possible or not saved_as:  # a backbone: it gets a new classifier
         for kind in possible:
             return kind
     raise InputError(
@@ -82,26 +93,29 @@ def _class_names(classes: Any) -> set[str]:
 
 
 def random_inputs(model: nn.Module, samples: int, size: int | None = None) -> Tensor:
-    """Noise of the kind that the model takes: tokens for a language model, else images (224 pixels if unsaid)."""
+    """Random inputs of the kind that the model takes: tokens for a language model, images for others.
+
+    Images have `size` pixels a side, or the size in the model's configuration, or 224.
+    """
     generator = torch.Generator().manual_seed(0)
     config: Any = getattr(model, "config", None)
-    if getattr(model, "main_input_name", None) == "input_ids":  # as models of Hugging Face say it
-        return torch.randint(0, config.get_text_config().vocab_size, (samples, _TOKENS), generator=generator)
+    if getattr(model, "main_input_name", None) == "input_ids":  # a language model of Hugging Face
+        return torch.randint(0, config.get_text_config().vocab_size, (samples, _RANDOM_TOKENS), generator=generator)
     if size is None:
         own = getattr(config, "image_size", None)
         size = own if isinstance(own, int) else 224
     return torch.randn(samples, 3, size, size, generator=generator)
 
 
-def _fetched(name: str, build: Any) -> Any:
+def _built(name: str, build: Callable[[], Any]) -> Any:
     try:
         return build()
     except InputError:
         raise
-    except Exception as error:  # network, unknown name, missing file: each library has its own kinds
+    except Exception as error:  # each library has its own kinds
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
-            f"{name} cannot be built: {line} (where pretrained weights cannot be fetched, pass a file with --weights)"
+            f"{name} cannot be built: {line} (if pretrained weights cannot be fetched, pass a file with --weights)"
         ) from error
 
 
@@ -116,7 +130,7 @@ def _import(module: str) -> Any:
 
 
 def call_factory(file: str, function: str) -> Any:
-    """Run the user's own code: `function` of `file`, without arguments."""
+    """Run the user's own code: call `function` of `file` without arguments."""
     path = Path(file)
     if not path.is_file():
         raise InputError(f"there is no file {file}")
@@ -131,8 +145,8 @@ def call_factory(file: str, function: str) -> Any:
 
 def _load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"snows_user_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickling and dataclasses look it up there
     try:

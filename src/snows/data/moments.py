@@ -1,4 +1,4 @@
-"""Second moments of what layers read: Gram matrices, and cross moments with the outputs a layer should have."""
+"""Second moments of the inputs of layers: Gram matrices, and cross moments with the outputs a layer should have."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from torch import Tensor
 from ..graph import Layer
 from ..linalg.gram import damped
 
+_PATCH_BYTES = 1 << 28  # patches that are formed at once
+
 
 @dataclass(frozen=True)
 class Moments:
-    """Second moments of a layer's inputs X with themselves and with its target outputs Y, averaged over positions."""
+    """Second moments of a layer's inputs X, and of X with its target outputs Y, averaged over positions."""
 
     gram: Tensor  # groups x columns x columns
     cross: Tensor  # groups x columns x outputs of a group
 
     @classmethod
     def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
-        """From pairs (X, Y), each groups x positions x …, summed in double precision."""
+        """Sum over pairs (X, Y), each groups x positions x …, in double precision."""
         gram = cross = torch.zeros(())
         count = 0
         for x, y in pairs:
-            place = "cpu" if x.device.type == "mps" else x.device  # which has no double precision
+            place = "cpu" if x.device.type == "mps" else x.device  # mps has no double precision
             transposed = x.transpose(1, 2)
             gram = gram.to(place) + (transposed @ x).to(place).double()
             cross = cross.to(place) + (transposed @ y).to(place).double()
@@ -33,15 +35,12 @@ class Moments:
         return cls(gram / count, cross / count)
 
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
-        """The least-squares weights (rows x columns) with nothing removed, damped towards `weight`."""
+        """The unpruned least-squares weights (rows x columns), damped towards `weight`."""
         start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
         factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
         change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
         refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
         return refitted
-
-
-_MOMENT_BYTES = 1 << 28  # patches formed at once
 
 
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
@@ -51,12 +50,13 @@ def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
 
 
 def in_weight_order(layer: Layer, moments: Moments) -> Moments:
+    """The same moments, with columns in the order of the layer's weight."""
     return Moments(layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1))
 
 
 def samples_at_once(layer: Layer, x: Tensor) -> int:
-    """Samples whose patches are formed together."""
-    if not layer.is_convolution:  # linear layers may fold samples into other axes: these are not cut
+    """How many samples of `x` have their patches formed together."""
+    if not layer.is_convolution:  # the first axis of a linear layer's input may not be samples alone
         return max(len(x), 1)
     kernel = layer.columns * layer.groups / x.shape[1]
-    return max(1, int(_MOMENT_BYTES / (x[0].numel() * x.element_size() * kernel)))
+    return max(1, int(_PATCH_BYTES / (x[0].numel() * x.element_size() * kernel)))

@@ -1,10 +1,14 @@
-"""Before a run: a copy of the caller's model to work on, its samples and its graph. The original is never touched.
+"""Before a run: a copy of the user's model, the samples in one table, and the graph of the network.
 
-Models may come with masks of their own. A module of torch.nn.utils.prune holds the dense weight (`weight_orig`) beside
-its mask; one of NVIDIA's ASP (apex.contrib.sparsity) holds the masked weight, its mask (`__weight_mma_mask`) and, where
-masks may be recomputed, the removed values (`__weight_mma_pruned_p`). Such a model is captured as it computes, with its
-masks applied. Layers whose mask is given, by the model itself or otherwise, then take their dense weights: these are
-the reference that the kept weights are re-adjusted to. Under a mask that is chosen anew, the network is taken as it is.
+The user's model is never changed. It may come with masks of its own:
+
+- A module of torch.nn.utils.prune holds the dense weight (`weight_orig`) and its mask (`weight_mask`).
+- A module of NVIDIA's ASP (apex.contrib.sparsity) holds the masked weight, its mask (`__weight_mma_mask`) and, if masks
+  may be computed again, the removed values (`__weight_mma_pruned_p`).
+
+Such a model is captured with its masks applied. If a layer's mask is given, by the model or by the user, the layer then
+gets its dense weight back, and the kept weights are re-adjusted towards it. If masks are chosen anew, the masked
+weights are the reference.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,13 +33,13 @@ from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
 
-# Capture, attention kernels, warnings and random states are a process's, not a thread's.
+# Capture, attention kernels, warnings and random states belong to the process, not to a thread.
 ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
 class OwnMask:
-    """A mask that the model came with, and the weight before it: the dense one, where the model still holds it."""
+    """A mask that the model came with, and the weight before masking if the model still holds it."""
 
     kept: Tensor
     dense: Tensor
@@ -42,13 +47,21 @@ class OwnMask:
 
 @dataclass(frozen=True)
 class Prepared:
+    """What a run works with.
+
+    graph      the captured network, with its parameters on the device
+    samples    the calibration samples, shuffled
+    device     where to work
+    own_masks  masks that the model came with, by parameter name
+    """
+
     graph: Graph
     samples: Samples
     device: torch.device
-    own_masks: dict[str, OwnMask]  # by parameter name
+    own_masks: dict[str, OwnMask]
 
     def take_dense(self, names: Iterable[str]) -> None:
-        """Make the dense weights the reference in these layers, where the model came with them."""
+        """Give these layers their dense weights back, if the model came with them."""
         for name in self.own_masks.keys() & set(names):
             masked = self.graph.parameters[name]
             self.graph.parameters[name] = torch.empty_like(masked).copy_(self.own_masks[name].dense)
@@ -65,36 +78,59 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
     """Put the module itself on a device; None leaves it where it is."""
     try:
         return model.to(device=device, dtype=dtype)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch's kinds for a device that is not there
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has several for a missing device
         line = str(error).strip().splitlines()[0]
         raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
 
 
+@dataclass(frozen=True)
+class _Remembered:
+    """What was prepared, its warnings, and the samples: an id is only unique while its object lives."""
+
+    prepared: Prepared
+    caught: list[warnings.WarningMessage]
+    calibration: object
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What was prepared for one model, by the other arguments of `prepare`."""
+
+    model: nn.Module
+    remembered: dict[tuple[object, ...], _Remembered]
+
+
+_MEMORY: ContextVar[_Memory | None] = ContextVar("_MEMORY", default=None)
+
+
 @contextmanager
-def capturing_once() -> Iterator[None]:
-    """Within, what was prepared is not prepared again for the same model and samples, which must not change."""
+def capturing_once(model: nn.Module) -> Iterator[None]:
+    """Inside, this model is prepared once for the same samples. Neither may change meanwhile."""
     with ONE_AT_A_TIME:
-        _REMEMBERED.append({})
+        token = _MEMORY.set(_Memory(model, {}))
         try:
             yield
         finally:
-            _REMEMBERED.pop()
-
-
-_REMEMBERED: list[dict[tuple[object, ...], tuple[Prepared, tuple[object, ...]]]] = []
+            _MEMORY.reset(token)
 
 
 def prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
 ) -> Prepared:
-    """Copy, read, shuffle, capture."""
-    if not _REMEMBERED:
+    """Copy the model, read and shuffle the samples, capture the network."""
+    memory = _MEMORY.get()
+    if memory is None or memory.model is not model:
         return _prepare(model, calibration, device, seed, with_labels)
-    key = (id(model), id(calibration), str(device), seed, with_labels)
-    if key not in _REMEMBERED[-1]:  # with the objects themselves, so that their ids stay theirs
-        _REMEMBERED[-1][key] = _prepare(model, calibration, device, seed, with_labels), (model, calibration)
-    found = _REMEMBERED[-1][key][0]
-    return replace(found, graph=found.graph.with_own_parameters())  # runs replace some
+    key = (id(calibration), str(device), seed, with_labels)
+    if key not in memory.remembered:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SnowsWarning)
+            prepared = _prepare(model, calibration, device, seed, with_labels)
+        memory.remembered[key] = _Remembered(prepared, caught, calibration)
+    known = memory.remembered[key]
+    for warning in known.caught:  # every run is warned, not only the first
+        warnings.warn(warning.message, warning.category, stacklevel=2)
+    return replace(known.prepared, graph=known.prepared.graph.with_own_parameters())  # a run may replace parameters
 
 
 def _prepare(
@@ -111,9 +147,9 @@ def _prepare(
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A new module of the same class with these weights, in the model's own dtype, device and mode.
+    """A copy of the model with these weights, in the model's own dtype, device and mode.
 
-    Masks of torch.nn.utils.prune become plain zeros; ASP's buffers stay, and agree with the new weights.
+    Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights.
     """
     result = _copy(model)
     _own_masks(result)
@@ -123,13 +159,13 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
         for name, weight in weights.items():
             parameters[name].copy_(weight)
             mask = buffers.get(mask_names(name)[1])
-            if mask is not None and bool(parameters[name][mask == 0].any()):  # another mask than the model's own
+            if mask is not None and bool(parameters[name][mask == 0].any()):  # the mask has changed
                 mask.copy_(parameters[name] != 0)
     return result
 
 
 def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, OwnMask]]:
-    """A copy in eval mode, in float32 at least, without gradients; and the masks it came with."""
+    """A copy in eval mode, in float32 or float64, without gradients; and the masks it came with."""
     bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
@@ -146,13 +182,13 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
     work = move(work, device, torch.float32 if half else None).eval()
     for parameter in work.parameters():
         parameter.requires_grad_(False)
-        if parameter.ndim == 4:  # the layout convolution kernels are fastest in
+        if parameter.ndim == 4:  # the fastest layout for convolutions
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
     return work, masks
 
 
 def _without_cache(model: nn.Module) -> None:
-    """Language models of Hugging Face also give their keys and values, for texts that go on: here none does."""
+    """Stop models of Hugging Face from returning keys and values, which only generating text needs."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False) is True:
@@ -160,9 +196,9 @@ def _without_cache(model: nn.Module) -> None:
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    # Reparametrized modules hold tensors that are results, not leaves, which deepcopy refuses: those are cloned.
-    results = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
-    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in results}
+    # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
+    computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
+    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code
@@ -170,15 +206,15 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _own_masks(model: nn.Module) -> dict[str, OwnMask]:
-    """The masks a model came with, by parameter name; those of torch.nn.utils.prune are made permanent in this copy."""
+    """The masks a model came with, by parameter name. Those of torch.nn.utils.prune are made permanent in the model."""
     return {
         f"{module_name}.{name}" if module_name else name: mask
         for module_name, module in model.named_modules()
-        for name, mask in (*_absorbed(module), *_asp_masks(module))
+        for name, mask in (*_torch_masks(module), *_asp_masks(module))
     }
 
 
-def _absorbed(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
+def _torch_masks(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
     hooks = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, torch_prune.BasePruningMethod)]
     for name in [hook._tensor_name for hook in hooks]:
         kept = getattr(module, mask_names(name)[0]) != 0
@@ -193,7 +229,7 @@ def _asp_masks(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
         by_asp = mask_names(name)[1]
         if by_asp not in buffers:
             continue
-        removed = buffers.get(stowed_name(by_asp), torch.zeros_like(weight))  # without them: the weight as it is
+        removed = buffers.get(stowed_name(by_asp), torch.zeros_like(weight))
         for what, buffer in (("mask", buffers[by_asp]), ("removed weights", removed)):
             if buffer.shape != weight.shape:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""Activation streams: the same samples on their way through the network, with one set of weights."""
+"""Activation streams: the calibration samples on their way through the network, under one set of weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ from .samples import Samples
 
 @dataclass(frozen=True)
 class Batches:
-    """Samples in micro-batches, as named inputs of a graph. The last `held_out` are for judging, not fitting."""
+    """Samples in micro-batches, as named inputs of a graph.
+
+    values    the inputs of each micro-batch
+    sizes     samples in each micro-batch
+    held_out  how many of the last micro-batches are held out: they judge weights, which are fitted to the others
+    smaller   makes the same samples into smaller micro-batches; None if that is impossible
+    """
 
     values: Sequence[Values]
-    sizes: tuple[int, ...]  # samples in each micro-batch
+    sizes: tuple[int, ...]
     held_out: int = 0
-    smaller: Callable[[], Batches] | None = None  # the same samples in smaller micro-batches, where that can be
+    smaller: Callable[[], Batches] | None = None
 
 
 def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int) -> Batches:
-    """Micro-batches of `size` samples, read from where the samples are when they are asked for."""
+    """Micro-batches of up to `size` samples. They are only read when they are needed."""
     parts = [
         (samples, begin, min(begin + size, samples.count))
         for samples in (fitted, held_out)
@@ -43,6 +49,8 @@ def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int) -> 
 
 
 class _Inputs(Sequence[Values]):
+    """Reads the rows of a micro-batch each time it is indexed."""
+
     def __init__(self, parts: list[tuple[Samples, int, int]], names: Sequence[str]) -> None:
         self._parts, self._names = parts, names
 
@@ -55,10 +63,10 @@ class _Inputs(Sequence[Values]):
 
 
 class Stream:
-    """For each micro-batch, the values alive at one position of the graph. Moves forward only.
+    """The activations of all micro-batches at one position of the graph. A stream only moves forward.
 
-    `parameters` is read at every move, so a weight changed before its layer is passed takes effect. What does not fit
-    the `memory` rests in the host's or on disk, and comes to the device when it is asked for.
+    `parameters` are read at every move: a weight may change until its layer is passed. Activations that do not fit
+    into the device's `memory` are kept in host memory, then on disk, and copied to the device when they are read.
     """
 
     def __init__(
@@ -68,59 +76,49 @@ class Stream:
         self.parameters = parameters
         self.position = 0
         self.sizes = batches.sizes
-        self.fitted = len(self.sizes) - batches.held_out  # micro-batches that weights are fitted to
-        self.rests = False  # whether some values are elsewhere
+        self.fitted = len(self.sizes) - batches.held_out  # number of micro-batches that weights are fitted to
+        self.offloaded = False  # whether some activations are not on the device
         self._memory = memory
         self._inputs = batches.values
-        self._values: list[Values | None] = [None] * len(self.sizes)  # None: the inputs themselves
-        self._device: torch.device | None = None  # where values come from
-        self._most: int | None = None  # samples of each micro-batch that are read
+        self._values: list[Values | None] = [None] * len(self.sizes)  # None: still the inputs
+        self._device: torch.device | None = None  # of the activations, before they were offloaded
+        self._most: int | None = None  # samples that are read of each micro-batch; None: all
+
+    @property
+    def held_out(self) -> tuple[int, ...]:
+        """The indices of the micro-batches that are held out."""
+        return tuple(range(self.fitted, len(self.sizes)))
 
     def __getitem__(self, index: int) -> Values:
         values = self._values[index]
-        return self._inputs[index] if values is None else self._fetched(values)
+        return self._inputs[index] if values is None else self._on_device(values)
 
     def read(self, index: int, names: Collection[str]) -> Values:
-        """Of one micro-batch those of these values that there are."""
+        """Of one micro-batch, those of the named values that exist at this position."""
         values = self._values[index]
         if values is None:
             values = self._inputs[index]
         values = {name: value for name, value in values.items() if name in names}
         if self._most is not None:
             values = {name: value[: self._most] for name, value in values.items()}
-        return self._fetched(values)
+        return self._on_device(values)
 
     def narrowed(self, samples: int) -> Stream:
-        """The same stream where it is now, of which no more than so many samples of each micro-batch are read.
+        """A view of the stream at this position that reads at most `samples` samples of each micro-batch.
 
-        Only for values with samples along their first axis."""
-        other = copy.copy(self)
-        other._most, other.sizes = samples, tuple(min(size, samples) for size in self.sizes)
-        return other
-
-    def _fetched(self, values: Values) -> Values:
-        if not self.rests:
-            return values
-        return {
-            name: value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
-            for name, value in values.items()
-        }
-
-    @property
-    def held_out(self) -> tuple[int, ...]:
-        """The micro-batches that it is judged on."""
-        return tuple(range(self.fitted, len(self.sizes)))
+        All values that are read must have samples along their first axis.
+        """
+        view = copy.copy(self)
+        view._most, view.sizes = samples, tuple(min(size, samples) for size in self.sizes)
+        return view
 
     def advance(self, position: int) -> None:
-        """Move all micro-batches; what is not read any more is freed."""
+        """Move all micro-batches to `position`, and free the values that no later operation reads."""
         if position == self.position:
             return
         program = self.graph.program(self.position, position)
         alive = self.graph.live(position)
-        resident, hosted = sum(self.sizes), 0
-        if self._memory is not None:
-            live_bytes = self.graph.live_bytes(position)
-            resident, hosted = self._memory.resident(live_bytes, resident), self._memory.hosted(live_bytes)
+        on_device, on_host = self._capacity(position)
         moved = 0
         for index, size in enumerate(self.sizes):
             values = self[index]
@@ -128,17 +126,34 @@ class Stream:
                 values = {**values, **program(values, self.parameters)}
             values = {name: values[name] for name in alive}
             moved += size
-            if moved > resident:
-                values = {name: self._at_rest(v, moved > resident + hosted) for name, v in values.items()}
+            if moved > on_device:
+                to_disk = moved > on_device + on_host
+                values = {name: self._offload(value, to_disk) for name, value in values.items()}
             self._values[index] = values
-        self.rests = moved > resident
+        self.offloaded = moved > on_device
         self.position = position
 
-    def _at_rest(self, value: Any, disk: bool) -> Any:
+    def _capacity(self, position: int) -> tuple[int, int]:
+        """How many samples fit on the device at a position, and how many more in host memory."""
+        samples = sum(self.sizes)
+        if self._memory is None:
+            return samples, 0
+        live_bytes = self.graph.live_bytes(position)
+        return self._memory.resident(live_bytes, samples), self._memory.hosted(live_bytes)
+
+    def _offload(self, value: Any, to_disk: bool) -> Any:
         if not isinstance(value, Tensor):
             return value
         self._device = value.device
-        if disk:
+        if to_disk:
             return on_disk(value)
         on_host = torch.empty_like(value, device="cpu", pin_memory=value.device.type == "cuda")
         return on_host.copy_(value, non_blocking=True)
+
+    def _on_device(self, values: Values) -> Values:
+        if not self.offloaded:
+            return values
+        return {
+            name: value.to(self._device, non_blocking=True) if isinstance(value, Tensor) else value
+            for name, value in values.items()
+        }

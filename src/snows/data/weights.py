@@ -1,34 +1,31 @@
-"""Weights and masks from files, and how they fill a module, whatever tool wrote them."""
+"""Weights and masks in files, and how they fill a module, whatever tool wrote them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import InputError
 from .compact import PACKED_MASKS, PACKED_MODEL, expand_state, unpack_masks
 
+_LISTED = 3  # names in a message
+
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """A state dict or masks from .safetensors, packed or not, or from .pt/.pth files that hold nothing but tensors."""
+    """A state dict or masks: from .safetensors, packed or not, or from .pt and .pth files of nothing but tensors."""
     if not path.is_file():
         raise InputError(f"there is no file {path}")
     if path.suffix == ".safetensors":
         return _unpacked(path, *read_tensors(path))
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    except Exception as error:  # unpickling raises many kinds
-        raise InputError(
-            f"{path} is not a file of plain tensors ({(str(error) or type(error).__name__).splitlines()[0][:200]}); "
-            "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
-        ) from error
-    for key in ("state_dict", "model"):
+    state = _unpickled(path)
+    for key in ("state_dict", "model"):  # a checkpoint that holds more than the weights
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
@@ -41,11 +38,34 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors file as they are stored, and its metadata."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except Exception as error:  # a damaged header may name types and sizes that torch knows nothing of
+            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except Exception as error:  # a damaged header may name types and sizes that torch does not know
         raise InputError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
     _refuse_half_bytes(path, tensors)
-    return tensors, about
+    return tensors, metadata
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a .safetensors file. The same content always gives the same bytes."""
+    save_file(dict(tensors), path, metadata=dict(metadata))
+    with path.open("r+b") as file:  # safetensors writes metadata in random order
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {error}") from error
+    except Exception as error:  # unpickling raises many kinds
+        raise InputError(
+            f"{path} is not a file of plain tensors ({(str(error) or type(error).__name__).splitlines()[0][:200]}); "
+            "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
+        ) from error
 
 
 def _refuse_half_bytes(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -64,17 +84,14 @@ def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) 
 
 
 def fill(model: nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Strictly, but for counters that old files lack and for the ways in which others write masks (see `fitted`)."""
+    """Load a state dict into the model. All names and shapes must fit.
+
+    Two differences are allowed: counters of batch norms, which old files lack, and other ways to write masks, see
+    `fitted`. `origin` names the state dict in error messages.
+    """
     own = model.state_dict()
     state = fitted(state, own)
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
-    extra = [name for name in state if name not in own]
-    wrong = [name for name in state if name in own and state[name].shape != own[name].shape]
-    problems = [
-        f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for what, names in (("it lacks", missing), ("it has no place for", extra), ("other shapes in", wrong))
-        if names
-    ]
+    problems = _misfits(state, own)
     if problems:
         raise InputError(f"{origin} does not fit {type(model).__name__}: {'; '.join(problems)}")
     try:
@@ -83,49 +100,67 @@ def fill(model: nn.Module, state: dict[str, Tensor], origin: str) -> None:
         raise InputError(f"{origin} does not fit {type(model).__name__}: {' '.join(str(error).split())}") from error
 
 
-def fitted(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict under the names of the model's own one, where they differ only in how masks are written.
+def _misfits(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+    """What keeps a state dict from filling a model that has the state dict `own`."""
+    differences = {
+        "it lacks": [name for name in own if name not in state and not name.endswith("num_batches_tracked")],
+        "it has no place for": [name for name in state if name not in own],
+        "other shapes in": [name for name in state if name in own and state[name].shape != own[name].shape],
+    }
+    return [
+        f"{what} {', '.join(names[:_LISTED])}" + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        for what, names in differences.items()
+        if names
+    ]
 
-    A weight X of the model is X_orig * X_mask in files of torch.nn.utils.prune modules, and X * mask in files of
-    NVIDIA's ASP, whose buffers are dropped where the model has none. The other way round, a file's X fills a module
-    that has X_orig and X_mask; that mask stays as it is, unless it would remove something of X.
+
+def fitted(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict under the names of the model's own one, if they differ only in how masks are written.
+
+    Files of torch.nn.utils.prune hold a weight X as X_orig * X_mask. Files of NVIDIA's ASP hold X and a mask that may
+    not be applied yet; they become X * mask if the model has no place for the mask. The other way round, a file's X
+    also fills a model with X_orig and X_mask. That mask then stays, unless it would remove a weight of the file.
     """
-    found = unwrapped(state, own)
+    state = unwrapped(state, own)
     for name in own:
-        by_torch, by_asp = mask_names(name)
-        original = f"{name}_orig"
-        if name not in found and _belong_together(found.get(original), found.get(by_torch)):
-            found[name] = found.pop(original) * found.pop(by_torch)
-        if by_asp not in own and _belong_together(found.get(name), found.get(by_asp)):
-            found[name] = found[name] * found.pop(by_asp)
-            found.pop(stowed_name(by_asp), None)
-    for name in [name for name in found if name not in own]:
-        original, by_torch = f"{name}_orig", mask_names(name)[0]
-        if original in own and _belong_together(found[name], own.get(by_torch)):
-            weight = found.pop(name)
-            found[original] = weight
-            found[by_torch] = own[by_torch].bool().to(weight.device) | (weight != 0)
-    return found
+        _apply_masks(name, state, own)
+    for name in [name for name in state if name not in own]:
+        original, mask = f"{name}_orig", mask_names(name)[0]
+        if original in own and _have_one_shape(state[name], own.get(mask)):
+            weight = state.pop(name)
+            state[original] = weight
+            state[mask] = own[mask].bool().to(weight.device) | (weight != 0)
+    return state
+
+
+def _apply_masks(name: str, state: dict[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Make the weight of this name from the parts in which a file holds it."""
+    by_torch, by_asp = mask_names(name)
+    original = f"{name}_orig"
+    if name not in state and _have_one_shape(state.get(original), state.get(by_torch)):
+        state[name] = state.pop(original) * state.pop(by_torch)
+    if by_asp not in own and _have_one_shape(state.get(name), state.get(by_asp)):
+        state[name] = state[name] * state.pop(by_asp)
+        state.pop(stowed_name(by_asp), None)
 
 
 def mask_names(weight: str) -> tuple[str, str]:
-    """Where others keep the mask of a weight: torch.nn.utils.prune, and NVIDIA's ASP (apex.contrib.sparsity)."""
+    """Where other tools keep the mask of a weight: torch.nn.utils.prune, and NVIDIA's ASP (apex.contrib.sparsity)."""
     module, dot, name = weight.rpartition(".")
     return f"{weight}_mask", f"{module}{dot}__{name}_mma_mask"
 
 
 def stowed_name(mask: str) -> str:
-    """Where ASP keeps the removed weights, if it keeps them, beside the mask of this name."""
+    """Where ASP may keep the weights that the mask of this name removes."""
     return f"{mask.removesuffix('mask')}pruned_p"
 
 
 def unwrapped(state: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """Without DataParallel's `module.` before every name, unless the model's own names have it."""
+    """The state dict without DataParallel's prefix `module.`, unless the model's own names have it."""
     prefix = "module."
     wrapped = all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in own)
     return {name.removeprefix(prefix) if wrapped else name: tensor for name, tensor in state.items()}
 
 
-def _belong_together(weight: Tensor | None, mask: Tensor | None) -> bool:
-    """What does not is left as it is, for the comparison with the model to say so."""
+def _have_one_shape(weight: Tensor | None, mask: Tensor | None) -> bool:
     return weight is not None and mask is not None and weight.shape == mask.shape

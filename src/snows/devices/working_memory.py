@@ -1,4 +1,4 @@
-"""How many bytes of rows are worked on at once, where work can be cut into rows."""
+"""How much memory work may take at once, where it can be cut into rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _limit: ContextVar[int | None] = ContextVar("limit", default=None)
 
 @contextmanager
 def working_within(most_bytes: int) -> Iterator[None]:
-    """Within this context, work by rows takes at most so many bytes at once."""
+    """Inside, `bytes_at_once` is at most `most_bytes`."""
     token = _limit.set(most_bytes)
     try:
         yield
@@ -25,7 +25,7 @@ def working_within(most_bytes: int) -> Iterator[None]:
 
 
 def bytes_at_once(device: torch.device) -> int:
-    """For rows that are worked on together."""
+    """How many bytes rows that are worked on together may take."""
     usual = _CPU_BYTES
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -1,4 +1,4 @@
-"""What the class token of a vision transformer looks at: its attention over the patches, in the last attention."""
+"""Where a vision transformer's class token looks: its attention to the patches, in the last attention."""
 
 from __future__ import annotations
 
@@ -12,39 +12,62 @@ from torch.fx import Node
 from ..data.preparation import prepare
 from ..errors import InputError
 from ..graph import Graph
-from ..graph.operators import CONVOLUTION, FUSED_ATTENTION, SHAPE, SOFTMAX, is_attention
+from ..graph.operators import Family, is_attention, operator_of, softmax_of
 
 _MOST_PREFIX_TOKENS = 16  # class, distillation and register tokens
 
 
 def attention_map(model: nn.Module, image: Tensor) -> Tensor:
-    """How the class token's attention in the last attention is spread over the patches: heads x rows x columns.
+    """Show how the class token spreads its attention over the patches, in the last attention of a vision transformer.
 
-    model   any vision transformer whose class token comes first; it is found in the captured graph, so it does not
-            matter whether attention is a fused operation or products around a softmax
-    image   channels x height x width, as the model takes it
+    Args:
+        model: A vision transformer whose class token comes first. The attention is found in the captured graph: it may
+            be one fused operation, or products around a softmax.
+        image: One image as the model takes it, channels x height x width.
 
-    Each head's shares and what it gives to the class token and its like add up to one.
+    Returns:
+        Attention weights: heads x rows x columns of patches. The rest up to 1 is the attention of each head to the
+        class token and other tokens that are not patches.
+
+    Raises:
+        InputError: The image is not one image, the model has no attention, or its tokens are not a grid of patches.
+        CaptureError: torch.export cannot capture the model.
+
+    Example:
+        >>> import snows, torch
+        >>> class Tiny(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.patches = torch.nn.Conv2d(3, 8, 4, stride=4)
+        ...         self.token = torch.nn.Parameter(torch.zeros(1, 1, 8))
+        ...         self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        ...         self.head = torch.nn.Linear(8, 5)
+        ...     def forward(self, x):
+        ...         x = torch.cat([self.token.expand(x.shape[0], -1, -1), self.patches(x).flatten(2).mT], 1)
+        ...         return self.head(self.attention(x, x, x, need_weights=False)[0][:, 0])
+        >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
+        torch.Size([2, 4, 6])
     """
     batch = image if image.ndim == 4 else image[None]
     if batch.ndim != 4 or len(batch) != 1:
         raise InputError(f"the image has shape {tuple(image.shape)}; expected one: channels x height x width")
-    world = prepare(model, batch, None, seed=0)
-    attentions = [node for node in world.graph.nodes if is_attention(node)]
+    prepared = prepare(model, batch, None, seed=0)
+    attentions = [node for node in prepared.graph.nodes if is_attention(node)]
     if not attentions:
         raise InputError(f"{type(model).__name__} has no attention; expected a vision transformer")
-    leaves = world.samples.rows(0, 1)
-    shares = _attention_shares(world.graph, attentions[-1], leaves)  # heads x tokens x tokens
-    rows, columns = _patch_grid(world.graph, shares.shape[-1], (int(batch.shape[2]), int(batch.shape[3])))
-    patches = shares[:, 0, shares.shape[-1] - rows * columns :]
+    inputs = prepared.samples.rows(0, 1)
+    weights = _attention_weights(prepared.graph, attentions[-1], inputs)
+    tokens = weights.shape[-1]
+    rows, columns = _patch_grid(prepared.graph, tokens, (int(batch.shape[2]), int(batch.shape[3])))
+    patches = weights[:, 0, tokens - rows * columns :]
     return patches.reshape(-1, rows, columns).cpu()
 
 
-def _attention_shares(graph: Graph, attention: Node, leaves: list[Any]) -> Tensor:
-    """What each token takes from each other one, of the only sample: heads x tokens x tokens."""
-    softmax = _softmax_before(attention)
+def _attention_weights(graph: Graph, attention: Node, inputs: list[Any]) -> Tensor:
+    """Of a single sample: heads x tokens that look x tokens that are looked at."""
+    softmax = softmax_of(attention)  # None in a fused attention
     wanted = [a for a in attention.all_input_nodes if "position" in a.meta] if softmax is None else [softmax]
-    values = {node.name: leaf for node, leaf in zip(graph.inputs, leaves, strict=True)}
+    values = {node.name: value for node, value in zip(graph.inputs, inputs, strict=True)}
     with torch.no_grad():
         values |= graph.giving(wanted)(values, graph.parameters)
         if softmax is None:
@@ -54,13 +77,13 @@ def _attention_shares(graph: Graph, attention: Node, leaves: list[Any]) -> Tenso
 
             args: Any = torch.fx.map_arg(attention.args, value_of)
             options: Any = torch.fx.map_arg(attention.kwargs, value_of)
-            shares = _fused_shares(*args, **options)
+            weights = _fused_weights(*args, **options)
         else:
-            shares = values[softmax.name]
-    return shares.reshape(-1, *shares.shape[-2:])
+            weights = values[softmax.name]
+    return weights.reshape(-1, *weights.shape[-2:])
 
 
-def _fused_shares(
+def _fused_weights(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -71,7 +94,7 @@ def _fused_shares(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The softmax inside of scaled_dot_product_attention, whose arguments these are."""
+    """The softmax inside scaled_dot_product_attention, which has these parameters."""
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
@@ -82,24 +105,12 @@ def _fused_shares(
     return scores.softmax(-1)
 
 
-def _softmax_before(attention: Node) -> Node | None:
-    """Of attention that is written out: what the values are multiplied with. None where it is one fused operation."""
-    if attention.target in FUSED_ATTENTION:
-        return None
-    for argument in attention.all_input_nodes:
-        node: Any = argument
-        while isinstance(node, Node) and node.target in SHAPE and node.args:
-            node = node.args[0]
-        if isinstance(node, Node) and node.target in SOFTMAX:
-            return node
-    raise AssertionError("such a product is no attention")
-
-
 def _patch_grid(graph: Graph, tokens: int, image: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of the patches, which are the last tokens; at least one token is before them."""
-    sizes = [node.meta["val"].shape[2:] for node in graph.nodes if node.target in CONVOLUTION]
+    """Rows and columns of the patches. They are the last tokens, after at least one other token."""
+    convolutions = [node for node in graph.nodes if operator_of(node).family is Family.CONVOLUTION]
+    sizes = [node.meta["val"].shape[2:] for node in convolutions]
     grids = {(int(size[0]), int(size[1])) for size in sizes if len(size) == 2}
-    for prefix in range(1, _MOST_PREFIX_TOKENS + 1):  # where no convolution cuts the patches: those of the image's form
+    for prefix in range(1, _MOST_PREFIX_TOKENS + 1):  # patches cut without a convolution: a grid of the image's shape
         rows = round(math.sqrt(max(tokens - prefix, 0) * image[0] / image[1]))
         if rows and (tokens - prefix) % rows == 0 and rows * image[1] == (tokens - prefix) // rows * image[0]:
             grids.add((rows, (tokens - prefix) // rows))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..data.preparation import prepare
-from ..devices.memory import Memory, as_bytes, memory_limits
-from ..graph import Graph
-from ..patterns.base import PatternRules
-from ..plan import Names, Plan, make_plan
+from ..devices.memory import as_bytes, memory_limits
+from ..graph import Graph, Segment
+from ..patterns import PatternRules
+from ..plan import Names, Plan, PlannedLayer, make_plan
 from ..recipe import Recipe, as_recipe
 from ..solve.estimate import Estimate
 from ..solve.footprint import micro_batch_size
@@ -25,10 +25,12 @@ _TIMED_SAMPLES = 16
 
 @dataclass(frozen=True)
 class LayerInspection:
+    """One layer: how it would be pruned, or why it stays dense."""
+
     name: str
     shape: tuple[int, ...]
     pattern: str | None  # None: the layer stays dense
-    reason: str | None  # why
+    reason: str | None  # why it stays dense
     horizon: int = 0
     curvature: str = ""
     memory_bytes: int = 0
@@ -37,19 +39,41 @@ class LayerInspection:
 
 @dataclass(frozen=True)
 class Inspection:
+    """The plan of a run, as `snows.inspect` returns it.
+
+    Attributes:
+        model: The model's class.
+        samples: Calibration samples of the run.
+        sweeps: Passes over all layers.
+        layers: Every layer. Those that stay dense come last, each with its reason.
+        network_weights: All weights of the model, biases and norms included.
+        finish_seconds: Estimate for the last stage; 0 if there is none.
+
+    Example:
+        >>> import snows, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+        >>> found = snows.inspect(model, torch.randn(64, 8), "3:8", layers="*")
+        >>> found.seconds > 0, found.memory_bytes > 0
+        (True, True)
+        >>> [layer.name for layer in found.layers if layer.pattern is None]
+        []
+    """
+
     model: str
     samples: int
     sweeps: int
     layers: tuple[LayerInspection, ...]
     network_weights: int
-    finish_seconds: float = 0.0  # of the last stage, where there is one
+    finish_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
+        """Estimated time of the whole run on this device."""
         return sum(layer.seconds for layer in self.layers) + self.finish_seconds
 
     @property
     def memory_bytes(self) -> int:
+        """Estimated peak: the layer that needs most."""
         return max((layer.memory_bytes for layer in self.layers), default=0)
 
 
@@ -66,74 +90,98 @@ def inspect(
     device: torch.device | str | None = None,
     memory: int | str | None = None,
 ) -> Inspection:
-    """Plan a run without doing it. `samples`: how many the run would use; default: those given."""
+    """Plan a run without doing it: what happens to each layer, and estimates of memory and time.
+
+    Args:
+        model, pattern, layers, exclude, horizon, recipe, device, memory: As for `snows.prune`.
+        calibration: As for `snows.prune`; a few samples are enough.
+        samples: How many samples the run would use. Default: those of `calibration`.
+
+    Returns:
+        A row for every layer, and the totals.
+
+    Raises:
+        ArgumentError: An option is not understood.
+        InputError: The samples do not fit the model.
+        CaptureError: torch.export cannot capture the model.
+
+    Example:
+        >>> import snows, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+        >>> found = snows.inspect(model, torch.randn(64, 8), "2:4", layers="0", samples=1000)
+        >>> [(layer.name, layer.pattern, layer.reason) for layer in found.layers]
+        [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
+    """
     budget = as_bytes(memory)
     chosen = as_recipe(recipe)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)
-    world = prepare(model, calibration, device, seed=0)
-    count = (samples or world.samples.count) * (2 if chosen.mirror else 1)
-    settings = resolve(chosen, world.graph, world.device.type, rules)
-    plan = make_plan(world.graph, rules, settings.horizon, layers, exclude)
-    timed = min(_TIMED_SAMPLES, world.samples.count)
-    speed = _flops_per_second(world.graph, world.samples.rows(0, timed), timed)
-    limits = memory_limits(world.device, budget)
-    found = _pruned(world.graph, plan, settings, count, world.device, speed, limits)
-    found += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
+    prepared = prepare(model, calibration, device, seed=0)
+    graph, shown = prepared.graph, samples or prepared.samples.count
+    fitted = shown * (2 if chosen.mirror else 1)
+    settings = resolve(chosen, graph, prepared.device.type, rules)
+    plan = make_plan(graph, rules, settings.horizon, layers, exclude)
+    timed = min(_TIMED_SAMPLES, prepared.samples.count)
+    speed = _flops_per_second(graph, prepared.samples.rows(0, timed), timed)
+    limits = memory_limits(prepared.device, budget)
+    micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits)
+    estimate = Estimate(graph, plan, settings, limits, prepared.device, fitted, micro)
+    rows = _pruned_layers(estimate, plan, speed)
+    rows += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
-    finish = _finish_seconds(world.graph, settings, count, speed)
-    return Inspection(
-        type(model).__name__, samples or world.samples.count, settings.sweeps, tuple(found), weights, finish
-    )
+    last_stage = _finish_seconds(graph, settings, fitted, speed)
+    return Inspection(type(model).__name__, shown, settings.sweeps, tuple(rows), weights, last_stage)
 
 
-def _pruned(
-    graph: Graph, plan: Plan, settings: Settings, samples: int, device: torch.device, speed: float, limits: Memory
-) -> list[LayerInspection]:
-    micro = micro_batch_size(graph, plan, samples, settings, device, limits)
+def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerInspection]:
+    groups = {planned.layer.parameter: group for group in plan.groups for planned in group}
     rows = []
-    estimate = Estimate(graph, plan, settings, limits, device, samples, micro)
-    members = {p.layer.parameter: group for group in plan.groups for p in group}
     for planned in plan.pruned:
-        layer, group = planned.layer, members[planned.layer.parameter]
-        segment = graph.segment([other.layer for other in group], planned.horizon)
-        products, newton = estimate.product_samples(group), settings.newton
-        # Passes over the segment: targets, three losses, a gradient (3), and two for each product.
-        work = samples * 7 + products * newton.steps * (2 * newton.cg.max_steps + 5)
-        if settings.in_minibatches:
-            work = samples * newton.steps * (4 * newton.cg.max_steps + 7)
-        positions = graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
-        gram = 2 * samples * positions * layer.columns**2 * layer.groups
-        kind = curvature_kind(settings.curvature, segment)
+        group = groups[planned.layer.parameter]
+        segment = estimate.graph.segment([member.layer for member in group], planned.horizon)
         rows.append(
             LayerInspection(
-                layer.name,
-                tuple(layer.shape),
-                str(planned.pattern),
-                None,
-                planned.horizon,
-                kind,
-                estimate.of_group(group),
-                settings.sweeps * (work * segment.cost.flops / len(group) + gram) / speed,
+                name=planned.layer.name,
+                shape=tuple(planned.layer.shape),
+                pattern=str(planned.pattern),
+                reason=None,
+                horizon=planned.horizon,
+                curvature=curvature_kind(estimate.settings.curvature, segment),
+                memory_bytes=estimate.of_group(group),
+                seconds=_layer_flops(estimate, planned, group, segment) / speed,
             )
         )
     return rows
 
 
+def _layer_flops(estimate: Estimate, planned: PlannedLayer, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
+    """Of all sweeps: passes over the segment, shared by the group, and the layer's Gram matrix."""
+    settings, samples, layer = estimate.settings, estimate.samples, planned.layer
+    newton = settings.newton
+    if settings.in_minibatches:
+        passes = samples * newton.steps * (4 * newton.cg.max_steps + 7)
+    else:  # targets, three losses, a gradient (3), and two for each product
+        products = estimate.product_samples(group)
+        passes = samples * 7 + products * newton.steps * (2 * newton.cg.max_steps + 5)
+    positions: float = estimate.graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
+    gram = 2 * samples * positions * layer.columns**2 * layer.groups
+    return settings.sweeps * (passes * segment.cost.flops / len(group) + gram)
+
+
 def _finish_seconds(graph: Graph, settings: Settings, samples: int, speed: float) -> float:
-    """Each step is a pass of the dense network, one of the pruned network, and one back, which counts twice."""
+    """Each step runs the dense and the pruned network forward, and the pruned one backward, which counts twice."""
     flops: int = sum(node.meta["flops"] for node in graph.nodes)
     return 4 * settings.distill.steps * min(settings.distill.batch, samples) * flops / speed
 
 
-def _flops_per_second(graph: Graph, leaves: list[Any], samples: int) -> float:
+def _flops_per_second(graph: Graph, inputs: list[Any], samples: int) -> float:
     """Of this network on this device, from a few samples."""
     flops: int = sum(node.meta["flops"] for node in graph.nodes) * samples
     with torch.no_grad():
-        graph.run(leaves)
+        graph.run(inputs)
         began = time.perf_counter()
-        for output in graph.run(leaves):
+        for output in graph.run(inputs):
             if isinstance(output, torch.Tensor):
                 output.sum().item()  # waits for the device
     return flops / (time.perf_counter() - began)

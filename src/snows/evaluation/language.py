@@ -1,7 +1,7 @@
 """How good a causal language model is: perplexity, and how close its predictions are to the dense model's.
 
-Tokens come in windows: whole numbers, samples x length. Every token but the first of a window is predicted from those
-before it, so a window of n tokens has n - 1 predictions. All of them count alike, whatever the batch size.
+Tokens come in windows: whole numbers, samples x length. A window of n tokens has n - 1 predictions: each token but the
+first, given those before it. Every prediction has the same weight, whatever the batch size.
 """
 
 from __future__ import annotations
@@ -13,11 +13,28 @@ from torch import Tensor, nn
 from ..errors import InputError
 from .running import evaluating, scores
 
-_SCORES_AT_ONCE = 1 << 26  # numbers; vocabularies are large, so a batch is bounded by what it makes the model give
+_SCORES_AT_ONCE = 1 << 26  # numbers. Vocabularies are large, so the scores bound the batch
 
 
 def token_windows(tokens: Tensor, length: int) -> Tensor:
-    """A text's tokens, one after another, cut into windows: samples x length. What is left at the end is dropped."""
+    """Cut the tokens of a text into windows. Tokens left over at the end are dropped.
+
+    Args:
+        tokens: The text, one row of whole numbers.
+        length: Tokens in a window, at least 2.
+
+    Returns:
+        The windows: samples x length.
+
+    Raises:
+        InputError: The tokens are no row of whole numbers, or too few for one window.
+
+    Example:
+        >>> import snows, torch
+        >>> snows.token_windows(torch.arange(7), 3)
+        tensor([[0, 1, 2],
+                [3, 4, 5]])
+    """
     _check_whole_numbers(tokens)
     if tokens.ndim != 1:
         raise InputError(f"the tokens have shape {tuple(tokens.shape)}; expected one row of them")
@@ -29,10 +46,25 @@ def token_windows(tokens: Tensor, length: int) -> Tensor:
 
 
 def perplexity(model: nn.Module, tokens: Tensor, batch: int | None = None) -> float:
-    """exp of the mean cross-entropy of every token given those before it in its window.
+    """Measure how well a causal language model predicts a text: exp of the mean cross-entropy of its next tokens.
 
-    tokens   windows, samples x length (`token_windows` cuts a text into them); without padding
-    batch    windows at a time; default: as many as give a moderate number of scores
+    Args:
+        model: A causal language model. Its output, or the output's `logits`, is samples x length x vocabulary.
+        tokens: Windows without padding, samples x length; `token_windows` cuts a text into them.
+        batch: Windows to run at once. Default: as many as give a moderate number of scores.
+
+    Returns:
+        The perplexity. 1 is perfect; guessing evenly gives the size of the vocabulary.
+
+    Raises:
+        InputError: The tokens are no windows of whole numbers, or the model does not give scores for them.
+
+    Example:
+        >>> import snows, torch
+        >>> uniform = torch.nn.Embedding(6, 6)  # scores for the next token, from this token alone
+        >>> _ = torch.nn.init.zeros_(uniform.weight)
+        >>> round(snows.perplexity(uniform, torch.randint(6, (4, 10))), 3)
+        6.0
     """
     return language_figures(model, tokens, batch=batch)["perplexity"]
 
@@ -40,7 +72,7 @@ def perplexity(model: nn.Module, tokens: Tensor, batch: int | None = None) -> fl
 def language_figures(
     model: nn.Module, tokens: Tensor, dense: nn.Module | None = None, batch: int | None = None
 ) -> dict[str, float]:
-    """Perplexity; with the dense model also, per token, agreement (same first choice) and kl from its predictions."""
+    """Perplexity. With the dense model also `agreement` and `kl` with its predictions, as means over tokens."""
     _check_windows(tokens)
     tokens = tokens.long()
     totals = torch.zeros(3, dtype=torch.float64)  # cross-entropy, agreement, divergence
@@ -48,43 +80,43 @@ def language_figures(
         predicted = _predictions(model, part)
         totals[0] -= predicted.gather(2, part[:, 1:, None].to(predicted.device)).double().sum().cpu()
         if dense is not None:
-            reference = _predictions(dense, part).to(predicted.device)
-            totals[1] += (predicted.argmax(2) == reference.argmax(2)).double().sum().cpu()
-            each = F.kl_div(predicted, reference, log_target=True, reduction="none").sum(2)
-            totals[2] += each.double().sum().cpu()
+            expected = _predictions(dense, part).to(predicted.device)
+            totals[1] += (predicted.argmax(2) == expected.argmax(2)).double().sum().cpu()
+            divergences = F.kl_div(predicted, expected, log_target=True, reduction="none").sum(2)
+            totals[2] += divergences.double().sum().cpu()
     loss, agreement, kl = totals / (len(tokens) * (tokens.shape[1] - 1))
     figures = {"perplexity": float(loss.exp())}
     return figures if dense is None else {**figures, "agreement": float(agreement), "kl": float(kl)}
 
 
 def predicts_tokens(model: nn.Module, x: Tensor) -> bool:
-    """Whether these samples are tokens and the model gives scores for each: samples x tokens x vocabulary."""
+    """Whether the samples are tokens and the model scores each one: samples x tokens x vocabulary."""
     if x.ndim != 2 or x.is_floating_point() or x.dtype == torch.bool or not len(x):
         return False
     with evaluating(model):
-        found = scores(model, x[:1])
-    return found.ndim == 3 and found.shape[:2] == x[:1].shape
+        outputs = scores(model, x[:1])
+    return outputs.ndim == 3 and outputs.shape[:2] == x[:1].shape
 
 
 def _predictions(model: nn.Module, part: Tensor) -> Tensor:
-    """The logarithms of the next tokens' probabilities: samples x (length - 1) x vocabulary."""
+    """Log-probabilities of the next tokens: samples x (length - 1) x vocabulary."""
     with evaluating(model):
-        found = scores(model, part)
-    if found.ndim != 3 or found.shape[:2] != part.shape:
+        outputs = scores(model, part)
+    if outputs.ndim != 3 or outputs.shape[:2] != part.shape:
         raise InputError(
-            f"the model returns a tensor of shape {tuple(found.shape)} for tokens of shape {tuple(part.shape)}; "
+            f"the model returns a tensor of shape {tuple(outputs.shape)} for tokens of shape {tuple(part.shape)}; "
             "scores of next tokens (samples x tokens x vocabulary) are expected"
         )
     highest = int(part.max())
-    if highest >= found.shape[2] or int(part.min()) < 0:
-        raise InputError(f"tokens go from {int(part.min())} to {highest}; the vocabulary has {found.shape[2]}")
-    return found[:, :-1].float().log_softmax(2)
+    if highest >= outputs.shape[2] or int(part.min()) < 0:
+        raise InputError(f"tokens go from {int(part.min())} to {highest}; the vocabulary has {outputs.shape[2]}")
+    return outputs[:, :-1].float().log_softmax(2)
 
 
 def _batch_size(model: nn.Module, tokens: Tensor) -> int:
     with evaluating(model):
-        of_one = scores(model, tokens[:1]).numel()
-    return max(1, _SCORES_AT_ONCE // max(1, of_one))
+        scores_of_one = scores(model, tokens[:1]).numel()
+    return max(1, _SCORES_AT_ONCE // max(1, scores_of_one))
 
 
 def _check_windows(tokens: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Running a caller's model on samples: in eval mode, without gradients, and put back as it was."""
+"""Running a caller's model on samples: in eval mode, without gradients, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import InputError
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode and no gradients; afterwards every module is in the mode it was in."""
+    """Eval mode and no gradients. Afterwards every module is back in its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -26,11 +26,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def scores(model: nn.Module, x: Tensor) -> Tensor:
-    """What the model gives for these samples, where the model is and in its own dtype (whole numbers stay)."""
+    """The model's scores for these samples, on its own device. Floating-point samples take its dtype."""
     first = next(model.parameters(), None)
     if first is not None:
         x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-    return _tensor_of(_run(model, x))
+    return _scores_in(_run(model, x))
 
 
 def _run(model: nn.Module, x: Tensor) -> Any:
@@ -43,13 +43,13 @@ def _run(model: nn.Module, x: Tensor) -> Any:
         ) from error
 
 
-def _tensor_of(output: Any) -> Tensor:
-    """The tensor that holds scores: the output itself, its `logits`, or its first entry."""
-    found = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if found is None and isinstance(output, Mapping):
-        found = next(iter(output.values()), None)
-    if found is None and isinstance(output, list | tuple) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
+def _scores_in(output: Any) -> Tensor:
+    """The tensor of scores in a model's output: the output itself, its `logits`, or its first entry."""
+    tensor = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if tensor is None and isinstance(output, Mapping):
+        tensor = next(iter(output.values()), None)
+    if tensor is None and isinstance(output, list | tuple) and output:
+        tensor = output[0]
+    if not isinstance(tensor, Tensor):
         raise InputError(f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected")
-    return found
+    return tensor

@@ -1,4 +1,4 @@
-"""What `snows.compare` gives: plain rows, and the ways to show them."""
+"""What `snows.compare` returns: rows of figures, and the ways to show them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Row:
-    """One network of a comparison. Shares are fractions; None is what does not apply or was not measured."""
+    """One network of a comparison. Shares are fractions. None: does not apply, or was not measured."""
 
     mask: str | None  # None: the dense network
     pattern: str | None
@@ -30,7 +30,7 @@ class Row:
     network_sparsity: float | None = None  # of the whole network
     seconds: float | None = None  # to prune; evaluation is not counted
     peak_memory_bytes: int | None = None  # of the accelerator; not measured on a CPU
-    error: str | None = None  # why it failed
+    error: str | None = None  # why there is no such network
 
     @property
     def name(self) -> str:
@@ -41,39 +41,63 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The dense network first, then a row for each pattern, mask, and without or with SNOWS."""
+    """Networks side by side, as `snows.compare` returns them.
+
+    Attributes:
+        settings: What the networks have in common: model, samples, recipe, device, versions and so on.
+        rows: The dense network first, then one row for each pattern and mask, without and with SNOWS.
+        reused: How many rows an earlier call with the same folder had finished.
+
+    Example:
+        >>> import snows, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+        >>> x = torch.randn(64, 8)
+        >>> found = snows.compare(model, x, "2:4", "magnitude", layers="*", test=x, progress=False)
+        >>> [row.name for row in found.rows]
+        ['dense', 'magnitude, 2:4, without SNOWS', 'magnitude, 2:4, with SNOWS']
+        >>> masked, adjusted = found.pruned
+        >>> masked.sparsity, adjusted.kl < masked.kl
+        (0.5, True)
+        >>> print(found.to_markdown().splitlines()[0])
+        | pattern | mask | SNOWS | agreement | KL | sparsity | time | memory |
+    """
 
     settings: dict[str, Any]
     rows: tuple[Row, ...]
-    reused: int = 0  # rows that were finished by an earlier run
+    reused: int = 0
 
     @property
     def pruned(self) -> tuple[Row, ...]:
+        """All rows but the dense network's."""
         return tuple(row for row in self.rows if row.mask is not None)
 
     @property
     def failed(self) -> tuple[Row, ...]:
+        """The networks that could not be made."""
         return tuple(row for row in self.rows if row.error is not None)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data."""
         rows = [dataclasses.asdict(row) for row in self.rows]
         return {"schema": SCHEMA, "settings": self.settings, "reused": self.reused, "rows": rows}
 
     def to_json(self) -> str:
+        """Everything as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def to_markdown(self) -> str:
+        """The table and its summary in Markdown."""
         header, body = self.table()
         if self.failed:
             header.append("error")
             body = [[*cells, row.error or ""] for cells, row in zip(body, self.rows, strict=True)]
-        lines = [header, ["---"] * len(header), *([_plain(cell) for cell in cells] for cells in body)]
+        lines = [header, ["---"] * len(header), *([_escaped(cell) for cell in cells] for cells in body)]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{table}\n\n{_plain(self.summary)}\n"
+        return f"{table}\n\n{_escaped(self.summary)}\n"
 
     @property
     def summary(self) -> str:
-        """What was compared, in a line."""
+        """One line: the model, the samples, the device and the versions."""
         facts = self.settings
         if facts["test_samples"] == 0:
             tested = "no test samples"
@@ -85,21 +109,21 @@ class Comparison:
         )
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Titles and cells as text. Figures that no row has are left out; a dash is what one row does not have."""
-        shown = [
-            (title, key, show)
-            for title, key, show in _COLUMNS
+        """Titles and cells as text. Figures that no row has are left out; a dash stands for a missing one."""
+        columns = [
+            (title, key, as_text)
+            for title, key, as_text in _COLUMNS
             if key not in _FIGURES or any(getattr(row, key) is not None for row in self.rows)
         ]
         body = [
-            [*_row_names(row), *(_or_dash(getattr(row, key), show) for _, key, show in shown)]
+            [*_row_names(row), *(_or_dash(getattr(row, key), as_text) for _, key, as_text in columns)]
             for row in self.rows
         ]  # fmt: skip
-        return ["pattern", "mask", "SNOWS", *(title for title, _, _ in shown)], body
+        return ["pattern", "mask", "SNOWS", *(title for title, _, _ in columns)], body
 
 
 class ComparisonInterrupted(KeyboardInterrupt):
-    """The user stopped the run; `comparison` holds what was finished."""
+    """The user stopped `snows.compare`. `comparison` holds what was finished."""
 
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()
@@ -135,10 +159,10 @@ def _row_names(row: Row) -> list[str]:
     return [str(row.pattern), row.mask, "yes" if row.snows else "no"]
 
 
-def _or_dash(value: Any, show: Callable[[Any], str]) -> str:
-    return "–" if value is None else show(value)
+def _or_dash(value: Any, as_text: Callable[[Any], str]) -> str:
+    return "–" if value is None else as_text(value)
 
 
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is, also inside a table."""
+def _escaped(text: str) -> str:
+    """Text for Markdown without its special characters taking effect, also inside a table."""
     return re.sub(r"([\\`*_<|\[\]])", r"\\\1", text)

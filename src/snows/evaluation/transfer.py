@@ -1,4 +1,4 @@
-"""Whether a network's features still serve other tasks: a linear probe on what its classifier reads."""
+"""Whether a network's features still serve other tasks: a linear classifier on the input of the last layer."""
 
 from __future__ import annotations
 
@@ -11,68 +11,89 @@ from ..graph import Graph, Layer
 
 _BATCH = 100
 _EXAMPLES = 8  # to capture the model with
-_RIDGES = tuple(10.0**power for power in range(-6, 3))  # of the features' mean second moment
-_JUDGED = 5  # every fifth sample chooses the ridge
+_RIDGES = tuple(10.0**power for power in range(-6, 3))  # relative to the features' mean second moment
+_HELD_OUT = 5  # every fifth training sample helps to choose the ridge
 
 
 def linear_probe(
     model: nn.Module, train: Tensor, train_labels: Tensor, test: Tensor, test_labels: Tensor, batch: int = _BATCH
 ) -> float:
-    """The share of test samples that a linear classifier on the model's features gets right.
+    """Measure how well a linear classifier on the model's features solves a task, any task.
 
-    Features are what the model's last layer reads. The classifier is a ridge regression of the classes on them, in
-    closed form; how strong it is, a fifth of the training samples says, before it is fitted to all of them. Labels may
-    be of any task; the model's own classes play no part.
+    Features are the input of the model's last layer. The classifier is a ridge regression of the classes on them, in
+    closed form. A fifth of the training samples chooses the strength of the ridge; then all of them are fitted.
+
+    Args:
+        model: The network whose features are judged. Its own classes do not matter.
+        train: Samples to fit the classifier to.
+        train_labels: Their classes, one whole number each.
+        test: Samples to judge the classifier on.
+        test_labels: Their classes.
+        batch: Samples to run at once.
+
+    Returns:
+        The share of test samples that the classifier gets right.
+
+    Raises:
+        InputError: Samples are missing, labels do not fit them, or the model has no layer.
+        CaptureError: torch.export cannot capture the model.
+
+    Example:
+        >>> import snows, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
+        >>> x = torch.randn(80, 4)
+        >>> task = (x.sum(1) > 0).long()
+        >>> snows.linear_probe(model, x[:60], task[:60], x[60:], task[60:]) > 0.5
+        True
     """
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
-    world = prepare(model, train[:_EXAMPLES], None, seed=0)
-    layer = _classifier(world.graph, type(model).__name__)
-    known, new = (_features(world, layer, part, batch) for part in (train, test))
+    prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
+    layer = _last_layer(prepared.graph, type(model).__name__)
+    known, new = (_features(prepared, layer, part, batch) for part in (train, test))
     classes, targets = train_labels.cpu().unique(return_inverse=True)
     predicted = classes[_ridge_regression(known, targets, len(classes), new)]
     return float((predicted == test_labels.cpu()).double().mean())
 
 
-def _classifier(graph: Graph, name: str) -> Layer:
+def _last_layer(graph: Graph, name: str) -> Layer:
     """The layer that is executed last, whether or not its weight could be pruned."""
-    layers = [layer for layer in graph.layers if layer.node is not None]
+    layers = [layer for layer in graph.layers if layer.in_graph]
     if not layers:
         raise InputError(f"{name} has no layer whose input could serve as features")
     return max(layers, key=lambda layer: layer.position)
 
 
-def _features(world: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor:
-    """One row a sample, in float64; features of several positions are averaged."""
-    assert layer.node is not None
-    graph = world.graph
+def _features(prepared: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor:
+    """Samples x features, in float64. Features of several positions are averaged."""
+    graph = prepared.graph
     dtype = next(value.dtype for value in graph.parameters.values() if value.is_floating_point())
     program = graph.giving([a for a in layer.node.all_input_nodes if a.name == layer.input])
     (name,) = [node.name for node in graph.inputs]
     rows = []
     with torch.no_grad():
         for part in x.split(batch):
-            inputs = {name: part.to(world.device, dtype if part.is_floating_point() else part.dtype)}
-            found = {**inputs, **program(inputs, graph.parameters)}[layer.input]
-            found = found.flatten(2).mT if layer.is_convolution else found.reshape(len(part), -1, found.shape[-1])
-            rows.append(found.double().mean(1).cpu())
+            inputs = {name: part.to(prepared.device, dtype if part.is_floating_point() else part.dtype)}
+            features = {**inputs, **program(inputs, graph.parameters)}[layer.input]
+            if layer.is_convolution:
+                features = features.flatten(2).mT
+            rows.append(features.reshape(len(part), -1, features.shape[-1]).double().mean(1).cpu())
     return torch.cat(rows)
 
 
 def _ridge_regression(known: Tensor, targets: Tensor, classes: int, new: Tensor) -> Tensor:
-    """The class that each new row is given."""
-    judged = torch.arange(len(known)) % _JUDGED == _JUDGED - 1
-    fitted = [targets[~judged], targets[judged]]
+    """The predicted class of each new row."""
+    held_out = torch.arange(len(known)) % _HELD_OUT == _HELD_OUT - 1
     best = _RIDGES[len(_RIDGES) // 2]
-    if len(fitted[1]):
-        answers = _predict(known[~judged], fitted[0], classes, known[judged], _RIDGES)
-        right = torch.stack([(answer == fitted[1]).double().mean() for answer in answers])
+    if held_out.any():
+        answers = _predict(known[~held_out], targets[~held_out], classes, known[held_out], _RIDGES)
+        right = torch.stack([(answer == targets[held_out]).double().mean() for answer in answers])
         best = _RIDGES[int(right.argmax())]
     return _predict(known, targets, classes, new, (best,))[0]
 
 
 def _predict(known: Tensor, targets: Tensor, classes: int, new: Tensor, ridges: tuple[float, ...]) -> list[Tensor]:
-    """For each ridge: standardized features, least squares on one column a class, the highest of them."""
+    """For each ridge: least squares of one column per class on standardized features; the highest column wins."""
     center, spread = known.mean(0), known.std(0, correction=0).clamp(min=1e-12)
     known, new = (known - center) / spread, (new - center) / spread
     columns = torch.nn.functional.one_hot(targets, classes).double()

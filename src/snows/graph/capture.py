@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import inspect
+import io
+import logging
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +15,25 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx import Node, map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import CaptureError, InputError
-from .functional import made_plain
+from .cost import measure
+from .functional import made_functional
 from .graph import Graph
-from .layers import Layer, find_layers, layer_name
-from .operators import (
-    BILINEAR,
-    CONVOLUTION,
-    LINEAR,
-    PRODUCT,
-    RECURRENT,
-    TRANSPOSED_CONVOLUTION,
-    aten,
-    is_attention,
-)
+from .layers import Layer, find_layers
+from .refusals import refused_layers
 from .segment import SampleLayout
 
 _CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension
 _TOLERANCE = 1e-3  # of the largest output; convolution algorithms differ by batch size in float32
+_BATCH_SIZE_ADVICE = (
+    "take the batch size from x.shape[0]; len(x), int(…) and constants stay at the size the model was captured with"
+)
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of one call of the model
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -40,49 +41,52 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     The graph is compared with the model itself at another batch size before it is returned.
     """
-    leaves = pytree.tree_leaves((args, kwargs))
-    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
-    if len(sizes) != 1:
-        raise CaptureError(f"the inputs of one batch have {sorted(sizes)} samples; expected the same number in each")
-    two = _resize((args, kwargs), _CAPTURED_SAMPLES)
-    try:
-        with torch.no_grad():
-            model(*two[0], **two[1])
-    except Exception as error:  # whatever the user's own forward raises
-        shapes = [tuple(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)]
-        raise InputError(
-            f"{type(model).__name__} does not run on the data (inputs of shape {shapes}): {_first_line(error)}"
-        ) from error
-    program = _export(model, *two)
-    graph = _flatten(model, program)
-    three = _resize((args, kwargs), _CAPTURED_SAMPLES + 1)
-    _compare_with_model(model, graph, three)
-    _find_sample_layouts(graph, pytree.tree_leaves(three))
+    _check_batch((args, kwargs))
+    example = _resized((args, kwargs), _CAPTURED_SAMPLES)
+    _check_model(model, example)
+    graph = _assemble(model, _export(model, *example))
+    other = _resized((args, kwargs), _CAPTURED_SAMPLES + 1)
+    _compare_with_model(model, graph, other)
+    _find_sample_layouts(graph, pytree.tree_leaves(other))
     return graph
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    def dynamic(leaf: Any) -> Any:
-        return {0: Dim.AUTO} if isinstance(leaf, Tensor) and leaf.ndim else None
+def _check_batch(call: Call) -> None:
+    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(call) if _has_samples(leaf)}
+    if not sizes:
+        raise CaptureError("no input of the model is a tensor with a batch dimension; expected at least one")
+    if len(sizes) > 1:
+        raise CaptureError(f"the inputs of one batch have {sorted(sizes)} samples; expected the same number in each")
 
-    shapes = pytree.tree_map(dynamic, (args, kwargs))
+
+def _check_model(model: nn.Module, call: Call) -> None:
+    """Run the model itself, so that a wrong input is not reported as a failed capture."""
+    args, kwargs = call
     try:
-        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-            warnings.simplefilter("ignore")  # torch's own, about its internals
-            names = _positional_names(model, args)
-            exported = torch.export.export(
-                model, args, kwargs, dynamic_shapes={**dict(zip(names, shapes[0], strict=True)), **shapes[1]},
-                strict=False,
-            )  # fmt: skip
-            program: ExportedProgram = (
-                exported if made_plain(exported) else exported.run_decompositions(_DECOMPOSITIONS)
-            )
-            return program
-    except Exception as error:  # torch.export raises many kinds; each means the same to the caller
-        raise CaptureError(
-            f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)} "
-            "(branches that depend on values, and operations outside torch, must be rewritten or left out of forward)"
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:  # the user's forward may raise anything
+        shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(call) if isinstance(leaf, Tensor)]
+        raise InputError(
+            f"{type(model).__name__} does not run on the data (inputs of shape {shapes}): {_first_line(error)}"
         ) from error
+
+
+def _has_samples(leaf: Any) -> bool:
+    """Whether an input has one row per sample. Numbers and tensors without axes are the same for all samples."""
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _resized(call: Call, samples: int) -> Call:
+    """The same call with this many samples; some are repeated if there are too few."""
+
+    def resize(leaf: Any) -> Any:
+        if not _has_samples(leaf):
+            return leaf
+        return leaf[torch.arange(samples, device=leaf.device) % leaf.shape[0]]
+
+    args, kwargs = pytree.tree_map(resize, call)
+    return args, kwargs
 
 
 def _first_line(error: Exception) -> str:
@@ -90,10 +94,39 @@ def _first_line(error: Exception) -> str:
     return lines[0][:300] if lines else type(error).__name__
 
 
-def _positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
-    """torch.export wants dynamic shapes by argument name."""
-    import inspect
+# Export
 
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    names = _positional_names(model, args)
+    shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if _has_samples(leaf) else None, (args, kwargs))
+    dynamic_shapes = {**dict(zip(names, shapes[0], strict=True)), **shapes[1]}
+    try:
+        with _quiet(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            return made_functional(exported)
+    except Exception as error:  # torch.export raises many kinds; each means the same to the caller
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)} "
+            "(branches that depend on values, and operations outside torch, must be rewritten or left out of forward)"
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own warnings, log records and prints: before it raises, it prints whole graphs."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def _positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
+    """The names of the positional arguments: torch.export wants dynamic shapes by name."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     variadic = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
     if variadic:
@@ -103,92 +136,28 @@ def _positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
     return [p.name for p in parameters[: len(args)]]
 
 
-def _batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Eval-mode batch norm as one scale and shift: one pass, nothing to recompute in derivatives, no tuple to cut."""
-    scale = torch.rsqrt(variance + eps)
-    if weight is not None:
-        scale = scale * weight
-    shift = -mean * scale
-    if bias is not None:
-        shift = shift + bias
-    shape = [-1] + [1] * (x.ndim - 2)
-    return torch.addcmul(shift.view(shape), x, scale.view(shape)), x.new_empty(0), x.new_empty(0)
+# From an exported program to a graph
 
 
-def _hardsigmoid(x: Tensor) -> Tensor:
-    """Its own backward has no derivative in torch."""
-    return (x + 3).clamp(0, 6) / 6
-
-
-_DECOMPOSITIONS: dict[Any, Any] = {
-    aten._native_batch_norm_legit_no_training.default: _batch_norm,
-    aten.hardsigmoid.default: _hardsigmoid,
-}
-
-
-def _flatten(model: nn.Module, exported: ExportedProgram) -> Graph:
-    """Sort an exported program into inputs, parameters (also what follows from those alone) and operations."""
+def _assemble(model: nn.Module, exported: ExportedProgram) -> Graph:
+    """Sort an exported program into inputs, parameters, operations and layers."""
     aliases = _aliases(model)
-    placeholders = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
-    state: dict[str, Any] = {**exported.state_dict, **exported.constants}
-    inputs: list[Node] = []
-    parameter_names: dict[Node, str] = {}
-    parameters: dict[str, Tensor] = {}
-    for spec in exported.graph_signature.input_specs:
-        node = placeholders[spec.arg.name]
-        if spec.kind is InputKind.USER_INPUT:
-            inputs.append(node)
-        else:
-            assert spec.target is not None
-            name = aliases.get(spec.target, spec.target)  # one name for a tied weight, whichever is read
-            parameter_names[node] = name
-            parameters[name] = state[spec.target].detach()
-
+    inputs, parameter_names, parameters = _placeholders(exported, aliases)
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+    _check_sizes(model, calls)
+    outputs = _outputs(exported)
     trained = {name for name, _ in model.named_parameters()}
-    layers = [
-        layer if layer.parameter in trained else replace(layer, refusal="its weight is a buffer, not a parameter")
-        for layer in find_layers(calls, parameter_names, parameters)
-    ]
-    unreached = _unreached(model, {layer.parameter for layer in layers}, aliases, calls, parameter_names)
 
-    follows_input: set[Node] = set(inputs)
-    for node in calls:
-        if any(argument in follows_input for argument in node.all_input_nodes):
-            follows_input.add(node)
-    result = [spec.arg.name for spec in exported.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    by_name = {node.name: node for node in exported.graph.nodes}
-    outputs = [by_name[name] for name in result if name in by_name]
+    layers = find_layers(calls, parameter_names, parameters)
+    unreached = refused_layers(model, {layer.parameter for layer in layers}, aliases, calls, parameter_names)
     alive = _alive(calls, outputs)
+    varying = _varying(calls, inputs)
+    _fold(calls, alive - varying, parameter_names, parameters)
 
-    # What depends on parameters only is computed here, once, and becomes a parameter itself.
-    known: dict[Node, Any] = {node: parameters[name] for node, name in parameter_names.items()}
-    folded = [node for node in calls if node in alive and node not in follows_input]
-    for node in folded:
-        known[node] = node.target(
-            *torch.fx.map_arg(node.args, known.__getitem__), **torch.fx.map_arg(node.kwargs, known.__getitem__)
-        )
-    for node in folded:
-        parameter_names[node] = f"{node.name}!"  # no parameter of a module has such a name
-        parameters[f"{node.name}!"] = known[node]
-
-    nodes = [node for node in calls if node in alive and node in follows_input]
-    for node in [*inputs, *nodes]:
-        _measure(node)
-    kept = set(nodes)
-    layers = [layer if layer.node in kept else _detached(layer, layer.node in alive) for layer in layers]
-    layers += unreached
+    nodes = [node for node in calls if node in alive and node in varying]
+    measure([*inputs, *nodes], _CAPTURED_SAMPLES)
+    layers = [_judged(layer, trained, alive, varying) for layer in layers] + unreached
     return Graph(inputs, nodes, outputs, parameter_names, parameters, layers, trained)
-
-
-def _alive(calls: list[Node], outputs: list[Node]) -> set[Node]:
-    alive = set(outputs)
-    for node in reversed(calls):
-        if node in alive:
-            alive.update(node.all_input_nodes)
-    return alive
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -201,167 +170,103 @@ def _aliases(model: nn.Module) -> dict[str, str]:
     return aliases
 
 
-def _detached(layer: Layer, used: bool) -> Layer:
-    reason = (
-        "its input is the same whatever the data, so there is nothing to match"
-        if used
-        else "the model's output does not depend on it"
-    )
+def _placeholders(
+    exported: ExportedProgram, aliases: Mapping[str, str]
+) -> tuple[list[Node], dict[Node, str], dict[str, Tensor]]:
+    """The inputs; the names of parameters and buffers; and these themselves."""
+    nodes = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    state: dict[str, Any] = {**exported.state_dict, **exported.constants}
+    inputs: list[Node] = []
+    parameter_names: dict[Node, str] = {}
+    parameters: dict[str, Tensor] = {}
+    for spec in exported.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            inputs.append(node)
+            continue
+        target = str(spec.target)
+        name = aliases.get(target, target)  # a tied weight has one name, whichever is read
+        parameter_names[node] = name
+        parameters[name] = state[target].detach()
+    return inputs, parameter_names, parameters
+
+
+def _outputs(exported: ExportedProgram) -> list[Node]:
+    by_name = {node.name: node for node in exported.graph.nodes}
+    specs = exported.graph_signature.output_specs
+    return [by_name[s.arg.name] for s in specs if s.kind is OutputKind.USER_OUTPUT and s.arg.name in by_name]
+
+
+def _check_sizes(model: nn.Module, calls: Iterable[Node]) -> None:
+    for node in calls:
+        sizes: list[Any] = [size for value in _tensors(node.meta.get("val")) for size in value.shape]
+        if not all(isinstance(size, int) or size.node.has_hint() for size in sizes):
+            raise CaptureError(
+                f"{type(model).__name__} computes a tensor whose size depends on values ({node.target}); "
+                "use torch.where or a mask instead, so that sizes depend on shapes only"
+            )
+
+
+def _alive(calls: Sequence[Node], outputs: Iterable[Node]) -> set[Node]:
+    """The nodes that the outputs depend on."""
+    alive = set(outputs)
+    for node in reversed(calls):
+        if node in alive:
+            alive.update(node.all_input_nodes)
+    return alive
+
+
+def _varying(calls: Iterable[Node], inputs: Iterable[Node]) -> set[Node]:
+    """The nodes that depend on the inputs."""
+    varying = set(inputs)
+    for node in calls:
+        if any(argument in varying for argument in node.all_input_nodes):
+            varying.add(node)
+    return varying
+
+
+def _fold(
+    calls: Iterable[Node], fixed: set[Node], parameter_names: dict[Node, str], parameters: dict[str, Tensor]
+) -> None:
+    """Compute once what depends on parameters only. It becomes a parameter itself."""
+    known: dict[Node, Any] = {node: parameters[name] for node, name in parameter_names.items()}
+    for node in calls:
+        if node not in fixed:
+            continue
+        target: Any = node.target
+        known[node] = target(*map_arg(node.args, known.__getitem__), **map_arg(node.kwargs, known.__getitem__))
+        parameter_names[node] = f"{node.name}!"  # no parameter of a module has such a name
+        parameters[f"{node.name}!"] = known[node]
+
+
+def _judged(layer: Layer, trained: set[str], alive: set[Node], varying: set[Node]) -> Layer:
+    """The layer, or a refused one if its operation is not part of the graph or its weight is no parameter."""
+    if layer.node not in alive:
+        return _without_operation(layer, "the model's output does not depend on it")
+    if layer.node not in varying:
+        return _without_operation(layer, "its input is the same whatever the data, so there is nothing to match")
+    if layer.parameter not in trained:
+        return replace(layer, refusal="its weight is a buffer, not a parameter")
+    return layer
+
+
+def _without_operation(layer: Layer, reason: str) -> Layer:
     return Layer(layer.name, layer.parameter, layer.shape, refusal=reason)
 
 
-_PRUNABLE_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
-_TRANSPOSED_MODULES = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# Comparison with the model
 
 
-def _unreached(
-    model: nn.Module, found: set[str], aliases: dict[str, str], calls: list[Node], names: dict[Node, str]
-) -> list[Layer]:
-    """Weights that no convolution or linear operation reads directly, each with the reason."""
-    reasons = _indirect_weights(calls, names)
-    layers: list[Layer] = []
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(module, _PRUNABLE_MODULES + _TRANSPOSED_MODULES) or not isinstance(weight, Tensor):
-            continue
-        parameter = f"{name}.weight" if name else "weight"
-        if aliases.get(parameter, parameter) in found:
-            continue
-        if isinstance(module, _TRANSPOSED_MODULES):
-            reason = _TRANSPOSED
-        elif not isinstance(weight, nn.Parameter):
-            reason = "its weight is computed from other parameters"
-        else:
-            reason = reasons.get(parameter, "forward does not use it")
-        layers.append(Layer(layer_name(parameter), parameter, weight.shape, refusal=reason))
-    listed = found | {layer.parameter for layer in layers}
-    inside = tuple(f"{layer.name}." for layer in layers)  # what a computed weight is computed from
-    for name, value in model.named_parameters():
-        if name in reasons and value.ndim > 1 and name not in listed and not name.startswith(inside):
-            layers.append(Layer(layer_name(name), name, value.shape, refusal=reasons[name]))
-    return layers
-
-
-_TRANSPOSED = "transposed convolutions are not supported"
-_TRANSFORMED = "its weight is transformed before it is used"
-_MULTIPLIED = "its weight is used in a plain matrix product, not in a linear layer"
-_RECURRENT = "recurrent layers are not supported"
-
-
-def _indirect_weights(calls: list[Node], names: dict[Node, str]) -> dict[str, str]:
-    """Parameters that data is multiplied with by other means than as a layer's own weight, and by which."""
-    made_of: dict[Node, set[str]] = {node: {name} for node, name in names.items()}  # what parameters alone give
-    reasons: dict[str, str] = {}
-    for node in calls:
-        sources = [a for a in node.all_input_nodes if not isinstance(a.meta.get("val"), int | torch.SymInt)]
-        if all(source in made_of for source in sources):
-            made_of[node] = {name for source in sources for name in made_of[source]}
-            continue
-        if node.target in CONVOLUTION | LINEAR:
-            reason, weights = _TRANSFORMED, sources[1:2]
-        elif node.target in TRANSPOSED_CONVOLUTION:
-            reason, weights = _TRANSPOSED, sources[1:2]
-        elif node.target in PRODUCT | BILINEAR:
-            reason, weights = _MULTIPLIED, sources
-        elif node.target in RECURRENT:
-            reason, weights = _RECURRENT, sources
-        else:
-            continue
-        for weight in weights:
-            reasons |= dict.fromkeys(made_of.get(weight, ()), reason)
-    return reasons
-
-
-def _measure(node: Node) -> None:
-    """Note the bytes and operations of a node's value, for one sample."""
-    values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    node.meta["bytes"] = sum(math.ceil(_numel(v) * v.element_size() / _CAPTURED_SAMPLES) for v in values)
-    flops = sum(_numel(v) for v in values) / _CAPTURED_SAMPLES
-    if node.target in CONVOLUTION | LINEAR | TRANSPOSED_CONVOLUTION and len(node.args) > 1:
-        weight = node.args[1].meta["val"]  # type: ignore[union-attr]  # the weight is a node
-        flops *= 2 * math.prod(weight.shape[1:])
-    elif is_attention(node):
-        source = [a.meta["val"] for a in node.all_input_nodes if isinstance(a.meta.get("val"), Tensor)]
-        flops *= 4 * max(int(v.shape[-2]) if v.ndim > 1 else 1 for v in source)
-    node.meta["flops"] = int(flops)
-
-
-def _numel(value: Tensor) -> int:
-    return math.prod(_size(size) for size in value.shape)
-
-
-def _size(size: Any) -> int:
-    return int(size) if isinstance(size, int) else int(size.node.hint)
-
-
-def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
-    """Learn how the output of each operation and layer is laid out over samples: rotated inputs must rotate it."""
-    samples = _CAPTURED_SAMPLES + 1
-    # rotated, not reversed: three samples made of two different ones read the same in both directions
-    rotated = [leaf.roll(1, 0) if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in leaves]
-    layers = [layer.node for layer in graph.layers if layer.node is not None]  # some are no operation: projections
-    with torch.no_grad():
-        before, after = (graph.run_operations(batch, layers) for batch in (leaves, rotated))
-    for node in dict.fromkeys([*graph.operations, *layers]):
-        layouts = [
-            SampleLayout(axis, inner)
-            for axis, size in enumerate(node.meta["val"].shape)
-            if not isinstance(size, int)
-            for inner in (False, True)
-        ]
-        node.meta["sample_layout"] = next(
-            (
-                layout
-                for layout in layouts
-                if before[node.name].shape[layout.axis] % samples == 0
-                and _close(layout.split(before[node.name], samples).roll(1, 0), layout.split(after[node.name], samples))
-            ),
-            None,
-        )
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return float((a - b).abs().max()) <= _TOLERANCE * max(float(a.abs().max()), 1e-6)
-
-
-def _resize(batch: tuple[tuple[Any, ...], dict[str, Any]], samples: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The batch with this many samples, repeating some if there are too few."""
-
-    def resize(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or not leaf.ndim:
-            return leaf
-        return leaf[torch.arange(samples, device=leaf.device) % leaf.shape[0]]
-
-    args, kwargs = pytree.tree_map(resize, batch)
-    return args, kwargs
-
-
-def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+def _compare_with_model(model: nn.Module, graph: Graph, call: Call) -> None:
     name = type(model).__name__
-    args, kwargs = batch
-    with torch.no_grad():
-        try:
-            expected, again = (
-                [leaf for leaf in pytree.tree_leaves(model(*args, **kwargs)) if isinstance(leaf, Tensor)]
-                for _ in range(2)
-            )
-        except Exception as error:  # whatever the user's own forward raises
-            raise CaptureError(
-                f"{name} runs on {_CAPTURED_SAMPLES} samples, not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
-                "take sizes from the input's shape instead of constants"
-            ) from error
-        if any(not torch.equal(a, b) for a, b in zip(expected, again, strict=True)):
-            raise CaptureError(
-                f"{name} gives different outputs for the same input in eval mode (dropout always on, or noise); "
-                "make its forward deterministic first"
-            )
-        try:
-            results = [leaf for leaf in graph.run(pytree.tree_leaves(batch)) if isinstance(leaf, Tensor)]
-        except RuntimeError as error:
-            raise CaptureError(
-                f"{name} only runs at the batch size it was captured with ({_first_line(error)}); "
-                "take sizes from the input's shape instead of constants"
-            ) from error
+    expected = _run_twice(model, call)
+    try:
+        with torch.no_grad():
+            results = _tensors(graph.run(pytree.tree_leaves(call)))
+    except RuntimeError as error:
+        raise CaptureError(
+            f"{name} only runs at the batch size it was captured with ({_first_line(error)}); {_BATCH_SIZE_ADVICE}"
+        ) from error
     same = len(expected) == len(results) and all(
         a.shape == b.shape and _close(a, b)
         for a, b in zip(expected, results, strict=True)
@@ -370,5 +275,55 @@ def _compare_with_model(model: nn.Module, graph: Graph, batch: tuple[tuple[Any, 
     if not same:
         raise CaptureError(
             f"the captured graph of {name} does not give the model's own outputs at another batch size; "
-            "take sizes from the input's shape instead of constants"
+            f"{_BATCH_SIZE_ADVICE}"
         )
+
+
+def _run_twice(model: nn.Module, call: Call) -> list[Tensor]:
+    """The model's outputs, which must be the same both times."""
+    name, (args, kwargs) = type(model).__name__, call
+    try:
+        with torch.no_grad():
+            first, second = (_tensors(model(*args, **kwargs)) for _ in range(2))
+    except Exception as error:  # the user's forward may raise anything
+        raise CaptureError(
+            f"{name} runs on {_CAPTURED_SAMPLES} samples, but not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
+            f"{_BATCH_SIZE_ADVICE}"
+        ) from error
+    if any(not torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        raise CaptureError(
+            f"{name} gives different outputs for the same input in eval mode (dropout always on, or noise); "
+            "make its forward deterministic first"
+        )
+    return first
+
+
+def _tensors(outputs: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return float((a - b).abs().max()) <= _TOLERANCE * max(float(a.abs().max()), 1e-6)
+
+
+def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
+    """Note how the output of each operation and layer is laid out over samples: rotated inputs must rotate it."""
+    samples = _CAPTURED_SAMPLES + 1
+    # Rotated, not reversed: three samples made of two different ones read the same in both directions.
+    rotated = [leaf.roll(1, 0) if _has_samples(leaf) else leaf for leaf in leaves]
+    layers = [layer.node for layer in graph.layers if layer.in_graph]  # projections are layers but no operations
+    with torch.no_grad():
+        before, after = (graph.run_operations(batch, layers) for batch in (leaves, rotated))
+    for node in dict.fromkeys([*graph.operations, *layers]):
+        node.meta["sample_layout"] = _sample_layout(node, before[node.name], after[node.name], samples)
+
+
+def _sample_layout(node: Node, before: Tensor, after: Tensor, samples: int) -> SampleLayout | None:
+    """The layout in which rotating the samples turns one value into the other. None if there is no such layout."""
+    axes = [axis for axis, size in enumerate(node.meta["val"].shape) if not isinstance(size, int)]
+    for layout in (SampleLayout(axis, inner) for axis in axes for inner in (False, True)):
+        if before.shape[layout.axis] % samples:
+            continue
+        if _close(layout.split(before, samples).roll(1, 0), layout.split(after, samples)):
+            return layout
+    return None

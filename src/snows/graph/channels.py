@@ -1,41 +1,25 @@
-"""Which channels belong together: axes of parameters that may be re-ordered alike without changing an output."""
+"""Which axes of which parameters hold the same channels, and may be re-ordered together without changing an output."""
 
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from .graph import Graph
+from .operators import Channels, argument_of, operator_of
 
-_FIXED = 0  # the space of everything that has to stay where it is
+_FIXED = 0  # the space of all channels that must stay where they are
 Axes = dict[int, int]  # axis, counted from the last (-1) -> its space; axes of size 1 have none
 Members = list[tuple[str, int]]  # parameters and buffers by name, each with the axis that holds the channels
 
-# Treats all channels alike. Operands are aligned at their last axes.
-_ALIKE = (
-    "relu", "relu6", "hardtanh", "leaky_relu", "clamp", "clamp_min", "clamp_max", "threshold", "gelu", "silu",
-    "hardswish", "hardsigmoid", "sigmoid", "tanh", "elu", "celu", "selu", "mish", "softplus", "log_sigmoid", "add",
-    "sub", "rsub", "mul", "addcmul", "div", "neg", "abs", "pow", "sqrt", "rsqrt", "reciprocal", "exp", "log",
-    "maximum", "minimum", "layer_norm", "rms_norm", "softmax", "_softmax", "log_softmax", "_log_softmax", "dropout",
-    "clone", "contiguous", "alias", "detach", "_to_copy", "to", "lift_fresh_copy", "expand",
-)  # fmt: skip
-_SPATIAL = re.compile(  # the number says how many of the last axes are mixed
-    r"_?(?:max_pool|avg_pool|adaptive_avg_pool|adaptive_max_pool|upsample_[a-z_]+|reflection_pad|replication_pad)"
-    r"([123])d(?:_with_indices)?"
-)
-
 
 def find_spaces(graph: Graph, tensors: Mapping[str, Tensor]) -> list[Members]:
-    """What may be re-ordered without changing an output, all members of a space alike."""
+    """Sets of axes: if all axes of a set are re-ordered in the same way, no output changes."""
     walk = _Walk()
     nodes = [n for n in graph.inputs[0].graph.nodes if "parameter" in n.meta or "position" in n.meta]  # not the dead
     for node in [*graph.inputs, *nodes]:
@@ -54,29 +38,32 @@ def find_spaces(graph: Graph, tensors: Mapping[str, Tensor]) -> list[Members]:
 
 
 class _Walk:
-    """The space of every axis of every value, operation by operation. What no rule speaks of is fixed."""
+    """Gives every axis of every value its space, operation by operation. Axes in one space are re-ordered together."""
 
     def __init__(self) -> None:
         self.axes: dict[Node, Axes] = {}
         self._parent = [_FIXED]
-        self._rules: dict[str, Callable[[Node], Axes]] = {
-            **dict.fromkeys(_ALIKE, self._alike),
-            **dict.fromkeys(("conv1d", "conv2d", "conv3d", "linear"), self._layer),
-            **dict.fromkeys(("view", "_unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze"), self._reshape),
-            **dict.fromkeys(("permute", "transpose", "t"), self._permute),
-            **dict.fromkeys(("mean", "sum", "amax"), self._reduce),
-            **dict.fromkeys(("select", "slice"), self._pick),
-            **dict.fromkeys(("pad", "constant_pad_nd"), self._pad),
-            "cat": self._cat,
-            "prelu": self._prelu,
-            "embedding": self._embedding,
+        self._rules: dict[Channels, Callable[[Node], Axes]] = {
+            Channels.FIXED: self._fixed,
+            Channels.SAME: self._same,
+            Channels.LAYER: self._layer,
+            Channels.RESHAPE: self._reshape,
+            Channels.PERMUTE: self._permute,
+            Channels.REDUCE: self._reduce,
+            Channels.PICK: self._pick,
+            Channels.CAT: self._cat,
+            Channels.WINDOW: self._window,
+            Channels.PAD: self._pad,
+            Channels.PRELU: self._prelu,
+            Channels.EMBEDDING: self._embedding,
+            Channels.ITEM: self._item,
         }
 
     def visit(self, node: Node) -> None:
         sizes = _sizes(node)
         axes: Axes = {}
         if node.op == "call_function" and _value(node) is not None:  # not a size
-            axes = self._find(node)
+            axes = self._rules[operator_of(node).channels](node)
         elif "parameter" in node.meta:
             axes = {axis: self._new() for axis in range(-len(sizes), 0)}
         self.axes[node] = {axis: axes.get(axis, _FIXED) for axis in range(-len(sizes), 0) if sizes[axis] != 1}
@@ -95,27 +82,20 @@ class _Walk:
         return self._parent[-1]
 
     def _unite(self, *spaces: int | None) -> int | None:
-        """One space of those given. The lowest number stands for all, so what is fixed stays so."""
+        """Make these spaces one. The lowest number stands for all, so what is fixed stays fixed."""
         roots = [self.root(space) for space in spaces if space is not None]
         for root in roots:
             self._parent[root] = min(roots)
         return min(roots, default=None)
 
-    def _find(self, node: Node) -> Axes:
-        if node.target is operator.getitem:
-            return self.axes[_argument(node, 0)]
-        name = ""
-        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten":
-            name = node.target.overloadpacket.__name__
-        if spatial := _SPATIAL.fullmatch(name):
-            return self._spatial(node, int(spatial[1]))
-        return self._rules.get(name, self._unknown)(node)
-
-    def _unknown(self, node: Node) -> Axes:
+    def _fixed(self, node: Node) -> Axes:
         self.fix(*node.all_input_nodes)
         return {}
 
-    def _alike(self, node: Node) -> Axes:
+    def _item(self, node: Node) -> Axes:
+        return self.axes[argument_of(node, 0)]
+
+    def _same(self, node: Node) -> Axes:
         axes: Axes = {}
         for operand in node.all_input_nodes:
             for axis, space in self.axes[operand].items():
@@ -123,17 +103,17 @@ class _Walk:
         return axes
 
     def _layer(self, node: Node) -> Axes:
-        """A convolution or linear layer: its weight reads one space and makes another."""
-        source, kernel, bias = (_argument(node, i, name) for i, name in enumerate(("input", "weight", "bias")))
+        """A convolution or linear layer: its weight reads one space and makes a new one."""
+        source, kernel, bias = (argument_of(node, i, name) for i, name in enumerate(("input", "weight", "bias")))
         x, weight, shape = self.axes[source], self.axes[kernel], _sizes(kernel)
         if len(shape) < 2:
-            return self._unknown(node)
+            return self._fixed(node)
         makes, reads = -len(shape), 1 - len(shape)  # axes of the weight; input and output have theirs at `reads`
         others = {axis: space for axis, space in x.items() if axis != reads}
         if len(shape) > 2:  # positions are mixed
             window = [space for axis, space in weight.items() if axis > reads]
             self._unite(_FIXED, *others.values(), *window)
-        groups = _argument(node, 6, "groups", 1)
+        groups = argument_of(node, 6, "groups", 1)
         if groups == 1:
             self._unite(x.get(reads), weight.get(reads))
             made = weight.get(makes)
@@ -146,8 +126,8 @@ class _Walk:
         return others if made is None else others | {reads: made}
 
     def _reshape(self, node: Node) -> Axes:
-        """An axis is still there if one of its size has as many elements behind each index as before."""
-        source = _argument(node, 0)
+        """An axis survives if the output has one of its size with as many elements behind each index."""
+        source = argument_of(node, 0)
         before, after = _sizes(source), _sizes(node)
         places = {(after[axis], math.prod(after[len(after) + axis + 1 :])): axis for axis in range(-len(after), 0)}
         axes: Axes = {}
@@ -163,63 +143,63 @@ class _Walk:
         rank = len(_sizes(node))
         order = list(range(rank))
         if len(node.args) == 2:
-            order = [axis % rank for axis in _argument(node, 1)]
+            order = [axis % rank for axis in argument_of(node, 1)]
         else:
-            a, b = _argument(node, 1, "dim0", 0) % rank, _argument(node, 2, "dim1", 1) % rank
+            a, b = argument_of(node, 1, "dim0", 0) % rank, argument_of(node, 2, "dim1", 1) % rank
             order[a], order[b] = b, a
-        return _arranged(self.axes[_argument(node, 0)], [axis - rank for axis in order])
+        return _arranged(self.axes[argument_of(node, 0)], [axis - rank for axis in order])
 
     def _reduce(self, node: Node) -> Axes:
-        """What is taken of all channels together is the same in any order of theirs."""
-        source = _argument(node, 0)
+        """A reduction over all channels is the same in any order of the channels."""
+        source = argument_of(node, 0)
         rank = len(_sizes(source))
-        gone = {axis % rank - rank for axis in _argument(node, 1, "dim") or range(rank)}
+        gone = {axis % rank - rank for axis in argument_of(node, 1, "dim") or range(rank)}
         axes = {axis: space for axis, space in self.axes[source].items() if axis not in gone}
-        keeps = _argument(node, 2, "keepdim", False)
+        keeps = argument_of(node, 2, "keepdim", False)
         return _arranged(axes, [axis for axis in range(-rank, 0) if keeps or axis not in gone])
 
     def _pick(self, node: Node) -> Axes:
-        source = _argument(node, 0)
+        source = argument_of(node, 0)
         rank = len(_sizes(source))
-        cut = _argument(node, 1, "dim", 0) % rank - rank
+        cut = argument_of(node, 1, "dim", 0) % rank - rank
         self._unite(_FIXED, self.axes[source].get(cut))
         whole = len(_sizes(node)) == rank
         return _arranged(self.axes[source], [axis for axis in range(-rank, 0) if whole or axis != cut])
 
     def _cat(self, node: Node) -> Axes:
-        axes = self._alike(node)
+        axes = self._same(node)
         rank = len(_sizes(node))
-        self._unite(_FIXED, axes.get(_argument(node, 1, "dim", 0) % rank - rank))
+        self._unite(_FIXED, axes.get(argument_of(node, 1, "dim", 0) % rank - rank))
         return axes
 
-    def _spatial(self, node: Node, dimensions: int) -> Axes:
-        axes = self.axes[_argument(node, 0)]
-        self._unite(_FIXED, *(space for axis, space in axes.items() if axis >= -dimensions))
-        return axes
+    def _window(self, node: Node) -> Axes:
+        return self._without_last(node, operator_of(node).window_axes)
 
     def _pad(self, node: Node) -> Axes:
-        return self._spatial(node, len(_argument(node, 1)) // 2)
+        return self._without_last(node, len(argument_of(node, 1)) // 2)
+
+    def _without_last(self, node: Node, mixed: int) -> Axes:
+        """The axes of the input; those that are mixed, the last ones, are fixed."""
+        axes = self.axes[argument_of(node, 0)]
+        self._unite(_FIXED, *(space for axis, space in axes.items() if axis >= -mixed))
+        return axes
 
     def _prelu(self, node: Node) -> Axes:
-        axes = self.axes[_argument(node, 0)]
-        slopes = self.axes[_argument(node, 1)]
-        if slopes:  # one for each channel, and channels are at axis 1
+        axes = self.axes[argument_of(node, 0)]
+        slopes = self.axes[argument_of(node, 1)]
+        if slopes:  # one for each channel; channels are at axis 1
             self._unite(slopes[-1], axes.get(1 - len(_sizes(node)), _FIXED))
         return axes
 
     def _embedding(self, node: Node) -> Axes:
-        table = self.axes[_argument(node, 0)]
-        self.fix(_argument(node, 1))
+        table = self.axes[argument_of(node, 0)]
+        self.fix(argument_of(node, 1))
         self._unite(_FIXED, table.get(-2))
         return {-1: table.get(-1, _FIXED)}
 
 
-def _argument(node: Node, position: int, name: str = "", default: Any = None) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
 def _sizes(node: Node) -> list[float]:
-    """Of a node's first tensor. The number of samples is no number, so that it equals nothing, itself included."""
+    """The sizes of a node's first tensor. NaN stands for the number of samples, so that it equals no size."""
     value = _value(node)
     return [] if value is None else [size if isinstance(size, int) else math.nan for size in value.shape]
 

@@ -1,7 +1,7 @@
 """Convolution with cheap second derivatives.
 
-In a segment either the input of a convolution varies or its weight does, never both. torch's own double backward does
-not know that: it computes the mixed term too, a convolution as large as the useful one. Here each derivative is one
+In a segment, either the input of a convolution varies or its weight does, never both. torch's own double backward does
+not know this: it also computes the mixed term, a convolution as large as the useful one. Here each derivative is one
 convolution.
 """
 
@@ -27,7 +27,7 @@ def convolution(
     dilation: Sizes | None = None,
     groups: int = 1,
 ) -> Tensor:
-    """aten.conv1d, conv2d and conv3d, by their arguments."""
+    """aten.conv1d, conv2d and conv3d, with their arguments."""
     arguments = spread_arguments(weight, stride, padding, dilation, groups)
     out: Tensor
     if weight.requires_grad:
@@ -46,7 +46,7 @@ def spread_arguments(
     dilation: Sizes | None = None,
     groups: int = 1,
 ) -> Arguments:
-    """One number for each spatial dimension."""
+    """Stride, padding and dilation with one number for each spatial dimension, and the number of groups."""
     n = weight.ndim - 2
     return _spread(stride, n, 1), _spread(padding, n, 0), _spread(dilation, n, 1), groups
 
@@ -67,7 +67,7 @@ def convolve(
 def input_gradient(
     gradient: Tensor, weight: Tensor, size: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
-    """With respect to the input, of this spatial size: a transposed convolution of the output's gradient."""
+    """The gradient with respect to an input of this spatial size: a transposed convolution of the output's gradient."""
     kernel, small = weight.shape[2:], gradient.shape[2:]
     output_padding = [
         full - ((out - 1) * s - 2 * p + d * (k - 1) + 1)
@@ -82,7 +82,10 @@ def input_gradient(
 def weight_gradient(
     gradient: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int
 ) -> Tensor:
-    """With respect to the weight, of which the shape is asked alone: the input correlated with the gradient."""
+    """The gradient with respect to the weight: the input correlated with the output's gradient.
+
+    Only the shape of `weight` is read.
+    """
     zeros = [0] * len(stride)
     back: Tensor = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, False, zeros, groups, [False, True, False]
@@ -91,7 +94,7 @@ def weight_gradient(
 
 
 class _VaryingInput(torch.autograd.Function):
-    """Linear in x. Its backward is a transposed convolution of the gradient, itself linear and differentiable."""
+    """Linear in x. Its backward is a transposed convolution of the gradient, which is linear in the gradient."""
 
     @staticmethod
     def forward(
@@ -126,7 +129,7 @@ class _VaryingWeight(torch.autograd.Function):
 
 
 class _WeightGradient(torch.autograd.Function):
-    """The gradient with respect to the weight, linear in the gradient with respect to the output."""
+    """The gradient with respect to the weight. Linear in the gradient with respect to the output."""
 
     @staticmethod
     def forward(

@@ -11,27 +11,21 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from .cost import Cost, bytes_of, cost_of
 from .layers import Layer
-from .operators import (
-    ADDITION,
-    CONVOLUTION,
-    ELEMENTWISE,
-    EMBEDDING,
-    HOLDING_NOTHING,
-    LINEAR,
-    is_attention,
-    is_counted,
-    is_piecewise_linear,
-)
-from .segment import Cost, Program, Segment, Values
+from .operators import Family, is_attention, is_counted, is_piecewise_linear, operator_of, sizes_of
+from .segment import Program, Segment, Values
 
 
 class Graph:
     """The operations of one model, in order of execution.
 
-    A node's position is its place in that order; `parameters` maps names to the tensors the graph reads besides its
-    inputs (the model's own parameters and buffers, and what could be computed from those alone); `trained` are those
-    that are parameters of the model.
+    inputs, outputs   the model's own
+    nodes             what is computed between them; a node's position is its place in this list
+    parameters        by name, the tensors the nodes read besides the inputs: the model's parameters and buffers, and
+                      what could be computed from those alone
+    layers            the operations whose weight can be pruned, and those refused with a reason
+    trained           names of the model's parameters
     """
 
     def __init__(
@@ -59,15 +53,17 @@ class Graph:
         self._layer_bits = {layer.parameter: 1 << i for i, layer in enumerate(layers)}
         self._depends_on = self._find_dependencies()
         self.operations = _counted_operations(nodes)
-        # made once: every sweep asks for them again
+        # Made once: every sweep asks for the same ones again.
         self._programs: dict[tuple[int, int], Program] = {}
         self._segments: dict[tuple[tuple[str, ...], int], Segment] = {}
 
     def with_own_parameters(self) -> Graph:
-        """The same graph; parameters that are replaced in one are not in the other."""
+        """The same graph with a parameter table of its own: a parameter replaced in one stays in the other."""
         other = copy.copy(self)
         other.parameters = dict(self.parameters)
         return other
+
+    # Running
 
     @property
     def end(self) -> int:
@@ -75,16 +71,18 @@ class Graph:
 
     def live(self, position: int) -> list[str]:
         """Names of the values that exist before `position` and are still read at or after it."""
-        before = self.inputs + self.nodes[:position]
-        return [node.name for node in before if self._last_read.get(node, -1) >= position]
+        return [node.name for node in self._live_nodes(position)]
 
     def live_bytes(self, position: int) -> int:
-        """Bytes of the values alive at a position, for one sample."""
-        names = set(self.live(position))
-        return sum(int(node.meta["bytes"]) for node in [*self.inputs, *self.nodes[:position]] if node.name in names)
+        """Bytes of the values that are alive at a position, for one sample."""
+        return sum(bytes_of(node) for node in self._live_nodes(position))
+
+    def _live_nodes(self, position: int) -> list[Node]:
+        before = self.inputs + self.nodes[:position]
+        return [node for node in before if self._last_read.get(node, -1) >= position]
 
     def program(self, start: int, stop: int) -> Program:
-        """Everything from `start` up to `stop`, giving what is read later."""
+        """Everything from `start` up to `stop`. It gives the values that are read later."""
         if (start, stop) not in self._programs:
             nodes = self.nodes[start:stop]
             gives = [node for node in nodes if self._last_read[node] >= stop]
@@ -93,14 +91,13 @@ class Graph:
 
     def run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor] | None = None) -> list[Any]:
         """The whole network: its outputs, flattened."""
-        values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
+        values = self._named(leaves)
         values |= self.program(0, self.end)(values, self.parameters if parameters is None else parameters)
         return [values[node.name] for node in self.outputs]
 
     def run_operations(self, leaves: Sequence[Any], others: Iterable[Node] = ()) -> Values:
         """The output of every operation, and of some other nodes, by name."""
-        values: Values = {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
-        return self.giving([*self.operations, *others])(values, self.parameters)
+        return self.giving([*self.operations, *others])(self._named(leaves), self.parameters)
 
     def outputs_of(self, nodes: Iterable[Node], batches: Iterable[Values]) -> list[Values]:
         """The values of these nodes, for each batch of inputs."""
@@ -112,6 +109,11 @@ class Graph:
         """The whole network as a function that gives the values of these nodes."""
         return Program(self.nodes, nodes, self._parameter_names, first_order)
 
+    def _named(self, leaves: Sequence[Any]) -> Values:
+        return {node.name: leaf for node, leaf in zip(self.inputs, leaves, strict=True)}
+
+    # Questions
+
     @property
     def vectors(self) -> list[str]:
         """Biases, scales and shifts: trained parameters with one dimension that nothing else was computed from."""
@@ -121,12 +123,18 @@ class Graph:
         read = dict.fromkeys(Program(self.nodes, [], names).parameters)
         return [name for name in read if name in self.trained - sources and self.parameters[name].ndim == 1]
 
+    @cached_property
+    def piecewise_linear(self) -> bool:
+        """Whether the whole network is a piecewise linear function of its inputs."""
+        varying = {*self.inputs, *self.nodes}
+        return all(is_piecewise_linear(node, varying) for node in self.nodes)
+
     def operations_after(self, *layers: Layer) -> list[Node]:
         """The operations that depend on the layers, their own first: what K counts."""
         return [node for node in self.operations if self._depends(node, *layers)]
 
     def attention_fed_by(self, layer: Layer) -> tuple[Node, int] | None:
-        """The attention that a projection feeds and nothing else, and as which of its inputs; None for other layers."""
+        """The attention that a projection feeds, and which of its inputs it is. None if it feeds anything else."""
         first = next(iter(self.operations_after(layer)), None)
         if first is None or layer.node is first or not is_attention(first):
             return None
@@ -134,26 +142,24 @@ class Graph:
         return first, next(index for index, argument in enumerate(arguments) if self._depends(argument, layer))
 
     def follows_attention(self, layer: Layer) -> bool:
-        """Whether the layer reads an attention's output, with no other operation between them."""
-        assert layer.node is not None
+        """Whether the layer reads an attention's output, with no other operation in between."""
         waiting, operations = [layer.node.all_input_nodes[0]], set(self.operations)
         while waiting:
             node = waiting.pop()
             if is_attention(node):
                 return True
-            if node not in operations and "position" in node.meta and node.target not in ADDITION:
+            passes = node not in operations and operator_of(node).family is not Family.ADDITION
+            if passes and "position" in node.meta:
                 waiting.extend(node.all_input_nodes)
         return False
 
     def has_attention_before(self, layer: Layer) -> bool:
-        """Whether what the layer reads depends on an attention."""
-        assert layer.node is not None
+        """Whether the layer's input depends on an attention."""
         return any(is_attention(node) for node in self._ancestors([layer.node], 0))
 
     def reads_table(self, layer: Layer) -> bool:
-        """Whether some of what the layer reads is looked up in a table, as a language model's tokens are."""
-        assert layer.node is not None
-        return any(node.target in EMBEDDING for node in self._ancestors([layer.node], 0))
+        """Whether the layer's input depends on an embedding table, as in a language model."""
+        return any(operator_of(node).family is Family.EMBEDDING for node in self._ancestors([layer.node], 0))
 
     def layer_ancestors(self, layer: Layer) -> list[Layer]:
         """Other layers that this one depends on."""
@@ -167,52 +173,35 @@ class Graph:
             other for other in self.layers if other is not layer and any(self._depends(n, layer) for n in other.uses)
         ]
 
+    # Segments
+
     def cost(self, layers: Sequence[Layer], horizon: int) -> Cost:
         """What one pass over the varying part of a segment takes, for one sample."""
-        return _cost(*self._cut(layers, horizon))
+        return cost_of(*self._cut(layers, horizon), [layer.weight for layer in layers])
 
     def segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
-        """The layers, which must not depend on one another, and the next `horizon` operations, or as many as are."""
+        """The layers, which must not depend on one another, with the next `horizon` operations or as many as exist."""
         key = (tuple(layer.parameter for layer in layers), horizon)
         if key not in self._segments:
             self._segments[key] = self._make_segment(layers, horizon)
         return self._segments[key]
 
-    @cached_property
-    def piecewise_linear(self) -> bool:
-        """Whether the whole network is, in its inputs."""
-        varying = {*self.inputs, *self.nodes}
-        return all(is_piecewise_linear(node, varying) for node in self.nodes)
-
     def _make_segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         body, prelude, targets = self._cut(layers, horizon)
         reads = {argument for node in body for argument in node.all_input_nodes}
-        varying = set(body)
-        own = [self.nodes[layer.position] for layer in layers]
+        weights = [layer.weight for layer in layers]
+        varying = {*body, *weights}
         return Segment(
             layers=tuple(layers),
             prelude=Program(prelude, [node for node in prelude if node in reads], self._parameter_names),
             body=Program(body, targets, self._parameter_names),
-            own=tuple(Program([node], [node], self._parameter_names) for node in own),
+            own=tuple(Program([layer.node], [layer.node], self._parameter_names) for layer in layers),
             outputs=tuple(node.name for node in targets),
             sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
             piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
-            batch_first=all(self._is_batch_first(node) for node in self._read_by([*prelude, *body])),
-            cost=_cost(body, prelude, targets),
+            batch_first=all(self._is_batch_first(node) for node in self._values_read_by([*prelude, *body])),
+            cost=cost_of(body, prelude, targets, weights),
         )
-
-    def _read_by(self, nodes: list[Node]) -> set[Node]:
-        """Values from before, parameters aside."""
-        inside = set(nodes)
-        read = {argument for node in nodes for argument in node.all_input_nodes}
-        return {node for node in read - inside if node not in self._parameter_names}
-
-    def _is_batch_first(self, node: Node) -> bool:
-        value, batch = node.meta.get("val"), self.inputs[0].meta["val"].shape[0]
-        if not isinstance(value, Tensor) or not value.ndim:
-            return False
-        sizes = [size if isinstance(size, int) else size.node.expr for size in value.shape]
-        return sizes[0] == batch.node.expr and all(isinstance(size, int) for size in sizes[1:])
 
     def _cut(self, layers: Sequence[Layer], horizon: int) -> tuple[list[Node], list[Node], list[Node]]:
         """The nodes of a segment that vary with the layers' weights, those that do not, and the operations 0 … K."""
@@ -220,6 +209,24 @@ class Graph:
         needed = self._ancestors(targets, min(layer.position for layer in layers))
         body = [node for node in needed if self._depends(node, *layers)]
         return body, [node for node in needed if not self._depends(node, *layers)], targets
+
+    def _values_read_by(self, nodes: list[Node]) -> set[Node]:
+        """What the nodes read from before them, parameters aside."""
+        read = {argument for node in nodes for argument in node.all_input_nodes}
+        return {node for node in read - set(nodes) if node not in self._parameter_names}
+
+    def _is_batch_first(self, node: Node) -> bool:
+        """Whether the node's value has one row per sample, and no other axis that depends on their number."""
+        sizes = sizes_of(node)
+        return bool(sizes) and sizes[0] in self._sample_counts and all(isinstance(size, int) for size in sizes[1:])
+
+    @cached_property
+    def _sample_counts(self) -> set[Any]:
+        """The symbols for the number of samples. Inputs that never meet have one each; some inputs have none."""
+        first = [sizes[0] for sizes in map(sizes_of, self.inputs) if sizes]
+        return {size for size in first if not isinstance(size, int)}
+
+    # What depends on what
 
     def _find_last_reads(self) -> dict[Node, int]:
         last: dict[Node, int] = {}
@@ -230,7 +237,7 @@ class Graph:
         return last
 
     def _find_dependencies(self) -> dict[Node, int]:
-        """For each node the set of layers it depends on, itself included, as bits: one pass, however many layers."""
+        """For each node the layers it depends on, its own included, as bits: one pass for any number of layers."""
         own: dict[Node, int] = {}
         for layer in self.layers:
             for node in layer.uses:
@@ -249,7 +256,7 @@ class Graph:
         return any(found & self._layer_bits[layer.parameter] for layer in layers)
 
     def _ancestors(self, targets: list[Node], start: int) -> list[Node]:
-        """What it takes to compute `targets` from the values alive at `start`, in order of execution."""
+        """The nodes that compute `targets` from the values alive at `start`, in order of execution."""
         wanted = set(targets)
         nodes = self.nodes[start : 1 + max(int(node.meta["position"]) for node in targets)]
         for node in reversed(nodes):
@@ -258,35 +265,8 @@ class Graph:
         return [node for node in nodes if node in wanted]
 
 
-def _cost(body: list[Node], prelude: list[Node], targets: list[Node]) -> Cost:
-    varying = set(body)
-    inside = {*body, *prelude}
-    outside = {a for node in body for a in node.all_input_nodes if a not in inside and "parameter" not in a.meta}
-    return Cost(
-        bytes=sum(node.meta["bytes"] for node in body),
-        output_bytes=sum(node.meta["bytes"] for node in targets),
-        prelude_bytes=sum(node.meta["bytes"] for node in prelude),
-        input_bytes=sum(node.meta.get("bytes", 0) for node in outside),
-        slope_bytes=sum(_slope_bytes(node, varying) for node in body),
-        largest_bytes=max(node.meta["bytes"] for node in body),
-        flops=sum(node.meta["flops"] for node in body),
-    )
-
-
-def _slope_bytes(node: Node, varying: set[Node]) -> int:
-    """What the node's map holds (see `chain`): an activation its slopes, a layer its inputs, others nothing or all."""
-    if node.target in ELEMENTWISE:
-        return int(node.meta["bytes"])
-    if node.target in CONVOLUTION | LINEAR:
-        x = node.all_input_nodes[0]
-        return 0 if x in varying else int(x.meta.get("bytes", 0))
-    if node.target in HOLDING_NOTHING:
-        return 0
-    return 2 * sum(int(each.meta["bytes"]) for each in [node, *(a for a in node.all_input_nodes if a in varying)])
-
-
 def _counted_operations(nodes: list[Node]) -> list[Node]:
-    """The operations K counts. Projections that only feed an attention are part of it: it is their output."""
+    """The operations that K counts. A projection that only feeds an attention belongs to it."""
     counted = [node for node in nodes if is_counted(node)]
     members = set(counted)
 

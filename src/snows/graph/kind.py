@@ -1,4 +1,4 @@
-"""What kind of network a graph is, from its operations and the shapes of its inputs: what defaults are chosen by."""
+"""The kind of network, from its operations and the shapes of its inputs. Defaults depend on it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from torch import Tensor
 from .graph import Graph
 from .operators import is_attention
 
-_LARGE_IMAGE = 3 * 128 * 128  # numbers in one sample
-_SMALLEST_IMAGE = 16  # pixels; smaller maps are no pictures
+_LARGE_IMAGE = 3 * 128 * 128  # numbers in one RGB image of 128 pixels
+_SMALLEST_IMAGE = 16  # pixels; anything smaller is no picture
 
 
 @dataclass(frozen=True)
 class NetworkKind:
+    """What defaults are chosen by."""
+
     attention: bool  # transformers
     images: bool  # some input looks like a batch of images
-    large_inputs: bool  # at least as many numbers in a sample as an RGB image of 128 pixels
+    large_inputs: bool  # a sample of some input is at least as large as an RGB image of 128 pixels
     grouped: bool  # some layer is a grouped or depthwise convolution
     layers: int
 
 
 def kind_of(graph: Graph) -> NetworkKind:
+    """The kind of the network that a graph was captured from."""
     inputs = [value for node in graph.inputs if isinstance(value := node.meta.get("val"), Tensor)]
     return NetworkKind(
         attention=any(is_attention(node) for node in graph.operations),

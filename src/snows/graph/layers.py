@@ -1,9 +1,9 @@
-"""Layers: the operations whose weight can be pruned, as matrices."""
+"""Layers: the operations whose weight can be pruned, seen as matrices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from .operators import CONVOLUTION, LINEAR
+from .operators import Family, argument_of, is_layer, operator_of
 
 
 @dataclass(frozen=True)
 class Layer:
     """A convolution or linear operation with a weight of its own.
 
-    `refusal` says why its weight cannot be pruned at all (None if it can).
+    `refusal` is the reason why its weight cannot be pruned (None if it can).
     """
 
     name: str
     parameter: str
     shape: torch.Size
-    node: Node | None = None
+    call: Node | None = None  # None if no operation of the graph applies the weight; `refusal` says why
     uses: tuple[Node, ...] = ()  # every node that reads the weight
     stride: tuple[int, ...] = ()
     padding: tuple[int, ...] | str = ()
@@ -34,35 +34,46 @@ class Layer:
     refusal: str | None = None
 
     @property
+    def in_graph(self) -> bool:
+        """Whether an operation of the graph applies the weight."""
+        return self.call is not None
+
+    @property
+    def node(self) -> Node:
+        """The operation that applies the weight."""
+        if self.call is None:
+            raise LookupError(f"{self.name} is no operation of the graph: {self.refusal}")
+        return self.call
+
+    @property
     def position(self) -> int:
-        """Where the layer stands in the order of execution."""
-        assert self.node is not None
+        """The layer's place in the order of execution."""
         return int(self.node.meta["position"])
+
+    @property
+    def weight(self) -> Node:
+        """The parameter that the operation reads as its weight."""
+        return self.node.all_input_nodes[1]
 
     @property
     def input(self) -> str:
         """The name of the value the layer reads."""
-        assert self.node is not None
-        source = self.node.args[0]
-        assert isinstance(source, Node)
-        return source.name
+        return self.node.all_input_nodes[0].name
 
     @property
     def bias(self) -> str | None:
         """The name of the parameter that is added to the layer's output, if there is one."""
-        assert self.node is not None
-        bias = self.node.args[2] if len(self.node.args) > 2 else self.node.kwargs.get("bias")
+        bias = argument_of(self.node, 2, "bias")
         return str(bias.meta["parameter"]) if isinstance(bias, Node) else None
 
     @property
     def columns(self) -> int:
-        """Inputs of one output: the width of the weight seen as a matrix."""
+        """Inputs of one output: the width of the weight as a matrix."""
         return math.prod(self.shape[1:])
 
     @property
     def positions(self) -> int:
-        """How often each weight is used for one sample: the positions of the layer's output."""
-        assert self.node is not None
+        """How often each weight is used for one sample: the number of positions in the layer's output."""
         return max(1, int(self.node.meta["flops"]) // (2 * self.shape.numel()))
 
     @property
@@ -73,7 +84,7 @@ class Layer:
         """The inputs of each output position: groups x positions x columns.
 
         Columns are in the order of memory, which is several times faster: kernel positions first, channels last.
-        `in_weight_order` puts what is computed from them into the weight's order.
+        `in_weight_order` brings results into the weight's order.
         """
         if not self.is_convolution:
             return x.reshape(1, -1, x.shape[-1])
@@ -90,7 +101,7 @@ class Layer:
         return x.reshape(self.groups, -1, self.columns)
 
     def in_weight_order(self, value: Tensor, *axes: int) -> Tensor:
-        """The same with the columns along these axes in the order of the flattened weight: channels, then kernel."""
+        """The value with its columns, which are along these axes, in the order of the weight: channels, then kernel."""
         kernel = math.prod(self.shape[2:])
         if kernel == 1:
             return value
@@ -100,14 +111,14 @@ class Layer:
         return value
 
     def outputs(self, y: Tensor) -> Tensor:
-        """The layer's output laid out like `patches`: groups x positions x outputs of a group."""
+        """The layer's output in the layout of `patches`: groups x positions x outputs of a group."""
         y = y.movedim(1, -1) if self.is_convolution else y
         return y.reshape(-1, self.groups, self.shape[0] // self.groups).movedim(1, 0)
 
     def _pad(self, x: Tensor, kernel: torch.Size) -> Tensor:
         if self.padding == "valid":
             return x
-        if self.padding == "same":  # the odd element goes to the end, as in torch
+        if self.padding == "same":  # an odd element goes to the end, as in torch
             totals = [d * (k - 1) for k, d in zip(kernel, self.dilation, strict=True)]
             widths = [(total // 2, total - total // 2) for total in totals]
         else:
@@ -115,62 +126,67 @@ class Layer:
         return F.pad(x, [side for pair in reversed(widths) for side in pair])
 
 
-def find_layers(nodes: list[Node], parameter_names: dict[Node, str], parameters: dict[str, Tensor]) -> list[Layer]:
+def find_layers(
+    calls: Sequence[Node], parameter_names: Mapping[Node, str], parameters: Mapping[str, Tensor]
+) -> list[Layer]:
     """Every convolution and linear operation whose weight is a parameter, in order of execution."""
-    uses: dict[str, list[Node]] = {}
-    for node in nodes:
-        for argument in node.all_input_nodes:
-            if argument in parameter_names:
-                name = parameter_names[argument]
-                uses.setdefault(name, []).append(node)
+    uses = _uses(calls, parameter_names)
     layers: dict[str, Layer] = {}
-    for node in nodes:
-        weight = node.args[1] if node.target in CONVOLUTION | LINEAR and len(node.args) > 1 else None
-        if not isinstance(weight, Node) or weight not in parameter_names:
-            continue
-        parameter = parameter_names[weight]
+    for node in calls:
+        weight = argument_of(node, 1, "weight") if is_layer(node) else None
+        parameter = parameter_names.get(weight, "") if isinstance(weight, Node) else ""
         if parameter in layers or parameter not in parameters or parameters[parameter].ndim < 2:
             continue
-        places = uses[parameter]
-        shared = ", ".join(sorted({module_of(place) or "the model itself" for place in places}))
-        refusal = f"its weight is used in {len(places)} places ({shared})" if len(places) > 1 else None
         shape = parameters[parameter].shape
         layers[parameter] = Layer(
-            layer_name(parameter),
-            parameter,
-            shape,
-            node,
-            tuple(places),
-            refusal=refusal,
-            **_convolution(node, len(shape) - 2),
-        )
+            layer_name(parameter), parameter, shape, node, uses[parameter],
+            refusal=_shared(uses[parameter]), **_options(node, len(shape) - 2),
+        )  # fmt: skip
     return list(layers.values())
 
 
+def _uses(calls: Sequence[Node], parameter_names: Mapping[Node, str]) -> dict[str, tuple[Node, ...]]:
+    """For each parameter the nodes that read it."""
+    uses: dict[str, list[Node]] = {}
+    for node in calls:
+        for source in node.all_input_nodes:
+            if source in parameter_names:
+                uses.setdefault(parameter_names[source], []).append(node)
+    return {name: tuple(nodes) for name, nodes in uses.items()}
+
+
+def _shared(places: Sequence[Node]) -> str | None:
+    """Why a weight that is read in these places cannot be pruned."""
+    if len(places) == 1:
+        return None
+    modules = ", ".join(sorted({module_of(place) or "the model itself" for place in places}))
+    return f"its weight is used in {len(places)} places ({modules})"
+
+
 def layer_name(parameter: str) -> str:
-    """`block.conv.weight` is known as `block.conv`; `attention.in_proj_weight` keeps its name."""
+    """`block.conv.weight` is called `block.conv`; `attention.in_proj_weight` keeps its name."""
     return parameter.removesuffix(".weight") if parameter != "weight" else parameter
 
 
 def module_of(node: Node) -> str:
+    """The name of the module that a node was called in."""
     stack = node.meta.get("nn_module_stack")
     return str(list(stack.values())[-1][0]) if stack else ""
 
 
-def _convolution(node: Node, dimensions: int) -> dict[str, Any]:
-    if node.target not in CONVOLUTION:
+def _options(node: Node, dimensions: int) -> dict[str, Any]:
+    """Stride, padding, dilation and groups of a convolution."""
+    if operator_of(node).family is not Family.CONVOLUTION:
         return {}
 
-    def argument(position: int, name: str, default: Any) -> Any:
-        return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+    def spread(value: Sequence[int]) -> tuple[int, ...]:
+        """One number for each spatial dimension."""
+        return tuple(value) * dimensions if len(value) == 1 else tuple(value)
 
-    spread: Callable[[Any], tuple[int, ...]] = lambda value: (  # noqa: E731
-        tuple(value) * dimensions if len(value) == 1 else tuple(value)
-    )
-    padding = argument(4, "padding", [0])
+    padding = argument_of(node, 4, "padding", [0])
     return {
-        "stride": spread(argument(3, "stride", [1])),
+        "stride": spread(argument_of(node, 3, "stride", [1])),
         "padding": padding if isinstance(padding, str) else spread(padding),
-        "dilation": spread(argument(5, "dilation", [1])),
-        "groups": argument(6, "groups", 1),
+        "dilation": spread(argument_of(node, 5, "dilation", [1])),
+        "groups": argument_of(node, 6, "groups", 1),
     }

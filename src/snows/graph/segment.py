@@ -15,16 +15,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .chain import Chain, Linearization
 from .convolution import convolution
+from .cost import Cost
 from .layers import Layer
-from .operators import PLAIN_CONVOLUTION
+from .operators import Derivative, operator_of
 
 Values = dict[str, Any]  # tensors, and integers where the graph computes sizes
 
 
 class Program:
-    """Some nodes of the graph as one function of the values and parameters they read, compiled at the first call.
+    """Some nodes of the graph as one function of the values and parameters they read. Compiled at the first call.
 
-    With `first_order` it has first derivatives alone, by kernels that are faster for it.
+    With `first_order` the function has first derivatives only, from kernels that are faster.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ class Program:
             copies[node] = graph.placeholder(node.name)
         for node in self._inside:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
-            if node.target in PLAIN_CONVOLUTION and not self.first_order:
+            if operator_of(node).derivative is Derivative.CONVOLUTION and not self.first_order:
                 copies[node].target = convolution
         graph.output(tuple(copies[node] for node in self._results))
         return fx.GraphModule(torch.nn.Module(), graph)
 
     def __call__(self, values: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> Values:
         arguments = [values[name] for name in self.reads] + [parameters[name] for name in self.parameters]
-        # the fused kernels of attention have no second derivatives
+        # The fused kernels of attention have no second derivatives.
         with nullcontext() if self.first_order else sdpa_kernel(SDPBackend.MATH):
             results = self._module.forward(*arguments)
         return dict(zip(self.gives, results, strict=True))
@@ -71,7 +72,7 @@ class Program:
     def linearize(
         self, values: Mapping[str, Any], parameters: Mapping[str, Tensor], varying: Sequence[str], dtype: torch.dtype
     ) -> tuple[list[Tensor], Chain]:
-        """What it gives, and how that varies with some of the parameters; the Jacobian is held in `dtype`."""
+        """The outputs, and their Jacobian with respect to the `varying` parameters, held in `dtype`."""
         by_name = {name: node for node, name in self._names.items()}
         key = tuple(varying)
         if key not in self._linearizations:
@@ -85,7 +86,7 @@ class Program:
 
 @dataclass(frozen=True)
 class SampleLayout:
-    """Where the samples of a batch are in a tensor: along `axis`, as its outer or (`inner`) its fastest index."""
+    """Where the samples of a batch are in a tensor: along `axis`, as its slow index or (`inner`) as its fast one."""
 
     axis: int
     inner: bool
@@ -99,24 +100,12 @@ class SampleLayout:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Of one pass over a segment, for one sample."""
-
-    bytes: int  # of all values
-    output_bytes: int  # of operations 0 … K
-    prelude_bytes: int  # of what is computed for it beforehand
-    input_bytes: int  # of the values it starts from
-    slope_bytes: int  # of its Jacobian
-    largest_bytes: int  # of its largest value
-    flops: int
-
-
-@dataclass(frozen=True)
 class Segment:
-    """A layer, or some that are solved together, and what follows, up to K operations deeper.
+    """A layer, or several that are solved together, with the next K operations.
 
-    `prelude` computes what the segment needs but the layers do not change (a parallel branch, say); `body` is the part
-    that varies with their weights; `own` is each layer alone. `outputs` are the values of operations 0 … K.
+    `body` is the part that varies with the layers' weights. `prelude` computes what the body reads but the weights do
+    not change (a parallel branch, for example). `own` is each layer alone. `outputs` are the values of operations
+    0 … K.
     """
 
     layers: tuple[Layer, ...]
@@ -126,12 +115,12 @@ class Segment:
     outputs: tuple[str, ...]
     sample_layouts: tuple[SampleLayout | None, ...]
     piecewise_linear: bool
-    batch_first: bool  # whether all that is read has samples along its first axis, and there alone
+    batch_first: bool  # whether every value it reads has its samples along the first axis and no other
     cost: Cost
 
     @property
     def position(self) -> int:
-        """Of its first layer."""
+        """The position of the first layer."""
         return min(layer.position for layer in self.layers)
 
     @property
@@ -140,10 +129,10 @@ class Segment:
 
     @property
     def is_matched_itself(self) -> bool:
-        """Whether operation 0 is a layer's own output. That of query, key and value is the attention they meet in."""
+        """Whether operation 0 is a layer's own output. For query, key and value it is the attention they feed."""
         return self.outputs[0] in self.own[0].gives
 
     @property
     def is_one_layer(self) -> bool:
-        """Whether the outputs are those of one layer and nothing else: the K=0 problem with a closed form."""
+        """Whether the outputs are those of one layer and nothing else: the K=0 problem, which has a closed form."""
         return len(self.own) == 1 and self.outputs == self.own[0].gives

@@ -1,4 +1,4 @@
-"""Gram matrices: made positive definite, and cut to the kept columns of each row of a weight."""
+"""Gram matrices: made positive definite, cut to the kept columns of each row of a weight, and inverted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from torch import Tensor
 
 from ..errors import InputError
 
-CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, launches large ones
-_DAMPING_RETRIES = 12
-_AT_ONCE = 128  # columns; larger blocks are inverted by halves, on a GPU
+CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, kernel launches large ones
+_DAMPING_TRIES = 12
+_UNSPLIT_COLUMNS = 128  # on a GPU, larger blocks are inverted as halves
 
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """Some rows with equally wide blocks: shorter ones are padded with columns that couple to nothing. The blocks are
-    the reader's own, to be changed in place."""
+    """The Gram matrices of some rows (b), each cut to the row's kept columns (k).
+
+    Rows that keep fewer columns are padded with columns that are coupled to nothing. The caller may change `gram`.
+    """
 
     rows: Tensor  # b
     columns: Tensor  # b x k
@@ -27,7 +29,10 @@ class KeptBlocks:
 
 
 def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> Iterator[KeptBlocks]:
-    """All rows, in chunks of bounded size. `gram` is groups x columns x columns; `kept` is rows x columns."""
+    """The blocks of all rows, in chunks of bounded size; rows that keep equally many columns come together.
+
+    `gram` is groups x columns x columns; `kept` is rows x columns, the rows of one group after those of another.
+    """
     rows_per_group = kept.shape[0] // gram.shape[0]
     chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])
     if most_bytes is not None:
@@ -52,45 +57,50 @@ def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> It
 
 
 def inverted(blocks: Tensor) -> Tensor | None:
-    """The inverses of blocks (b x k x k), if all of them are positive definite."""
+    """The inverses of blocks (b x k x k); None if one of them is not positive definite."""
     if blocks.device.type != "cuda":
         factor, info = torch.linalg.cholesky_ex(blocks)
         return None if info.any() else torch.cholesky_inverse(factor)
-    # There torch inverts one block after another; most of it as products of halves takes a fifth of the time.
-    root, said = inverse_root(blocks)
-    return None if torch.cat(said).any() else root.mT @ root
+    # On a GPU torch inverts one block after another. Products of halves take a fifth of the time.
+    root, infos = inverse_root(blocks)
+    return None if torch.cat(infos).any() else root.mT @ root
 
 
 def inverse_root(blocks: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The inverse of each block's Cholesky factor, by halves; with what the factorizations of the parts say."""
+    """The inverse of each block's Cholesky factor, by halves, and the `info` of every factorization."""
     size = blocks.shape[-1]
-    if size <= _AT_ONCE:
+    if size <= _UNSPLIT_COLUMNS:
         factor, info = torch.linalg.cholesky_ex(blocks)
         identity = torch.eye(size, dtype=blocks.dtype, device=blocks.device).expand_as(blocks)
         return torch.linalg.solve_triangular(factor, identity, upper=False), [info]
     half = size // 2
-    first, said = inverse_root(blocks[:, :half, :half])
+    first, infos = inverse_root(blocks[:, :half, :half])
     below = blocks[:, half:, :half] @ first.mT
-    second, said_then = inverse_root(torch.baddbmm(blocks[:, half:, half:], below, below.mT, alpha=-1))
+    second, infos_of_second = inverse_root(torch.baddbmm(blocks[:, half:, half:], below, below.mT, alpha=-1))
     root = torch.zeros_like(blocks)
     root[:, :half, :half], root[:, half:, half:] = first, second
     root[:, half:, :half] = -(second @ below) @ first
-    return root, said + said_then
+    return root, infos + infos_of_second
 
 
 def damped(gram: Tensor, relative: float) -> Tensor:
-    """With `relative` times the mean diagonal added: as little as it takes, above that, to be positive definite."""
+    """`gram` plus `relative` times its mean diagonal; times ten until the result is positive definite.
+
+    Raises:
+        InputError: if it is not finite, or stays singular.
+    """
     if not torch.isfinite(gram).all():
         raise InputError("the layer's inputs are not finite (NaN or infinity in the data or in an earlier layer)")
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # every input dead: any scale will do
-    for _ in range(_DAMPING_RETRIES):
-        result = gram + relative * scale * identity
+    scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # if every input is dead, any scale will do
+    for _ in range(_DAMPING_TRIES):
+        tried = relative
+        result = gram + tried * scale * identity
         if not torch.linalg.cholesky_ex(result).info.any():
             return result
-        relative = max(10 * relative, 1e-10)
+        relative = max(10 * tried, 1e-10)
     raise InputError(
-        f"the layer's input statistics stay singular at a relative damping of {relative:g}; "
-        "are the calibration samples all alike?"
+        f"the layer's input statistics stay singular at a relative damping of {tried:g}; "
+        "are all calibration samples the same?"
     )

@@ -1,4 +1,7 @@
-"""A layer's weight as rows that are solved for themselves: linear algebra and memory that layer methods share."""
+"""A layer's weight as rows that can be solved one by one, which is how layer-wise methods see it.
+
+Columns are ordered by kernel position, then input channel, so that the M inputs of an N:M group lie side by side.
+"""
 
 from __future__ import annotations
 
@@ -8,38 +11,43 @@ from torch import Tensor
 from ..devices.working_memory import bytes_at_once
 from .gram import kept_blocks
 
-_COPIES = 3  # of blocks while they are solved
+_COPIES = 3  # of the blocks, while they are solved
 
 
 def as_rows(weight: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight and Gram matrix in double precision: groups x rows x columns, and groups x columns x columns.
+    """Weight (groups x rows x columns) and Gram matrix (groups x columns x columns), in the Gram matrix's precision.
 
-    Columns are ordered by kernel position, then channel: the M inputs of an N:M group lie side by side.
+    `gram` comes with its columns in the order of the flattened weight.
     """
-    rows = weight.movedim(1, -1).reshape(gram.shape[0], -1, gram.shape[-1])
     order = torch.arange(gram.shape[-1], device=gram.device).view(weight.shape[1], -1).T.flatten()
-    return rows.to(gram.device, gram.dtype), gram[:, order[:, None], order]
+    return in_rows(weight, gram).to(gram.dtype), gram[:, order[:, None], order]
+
+
+def in_rows(values: Tensor, gram: Tensor) -> Tensor:
+    """Values of a weight's shape, such as a mask, as groups x rows x columns on the device of the Gram matrix."""
+    return values.movedim(1, -1).reshape(gram.shape[0], -1, gram.shape[-1]).to(gram.device)
 
 
 def from_rows(rows: Tensor, like: Tensor) -> Tensor:
-    """Back from rows to the layer's own shape (and, for weights, dtype) and device."""
+    """Rows back in the shape, device, memory layout and (if they are no mask) dtype of the weight `like`."""
     shape = like.movedim(1, -1).shape
-    kind = rows.dtype if rows.dtype == torch.bool else like.dtype
-    # In the memory layout of the weight: the captured graph views activations that take their layout from it.
-    return torch.empty_like(like, dtype=kind).copy_(rows.reshape(shape).movedim(-1, 1))
+    dtype = rows.dtype if rows.dtype == torch.bool else like.dtype
+    # The captured graph views activations whose memory layout follows that of the weight.
+    return torch.empty_like(like, dtype=dtype).copy_(rows.reshape(shape).movedim(-1, 1))
 
 
 def inverse(gram: Tensor) -> Tensor:
+    """The inverse of positive definite matrices."""
     return torch.cholesky_inverse(torch.linalg.cholesky(gram))
 
 
 def least_squares(rows: Tensor, gram: Tensor, kept: Tensor) -> Tensor:
-    """For each row the weights on its kept columns whose outputs come closest to those of the whole row."""
-    wanted = (rows @ gram).flatten(0, 1)
-    result = torch.zeros_like(wanted)
+    """For each row, the weights on its kept columns whose outputs are closest to those of the whole row."""
+    targets = (rows @ gram).flatten(0, 1)
+    result = torch.zeros_like(targets)
     for part in kept_blocks(gram, kept.flatten(0, 1), bytes_at_once(gram.device) // _COPIES):
         at = (part.rows[:, None], part.columns)
         factor = torch.linalg.cholesky(part.gram)
-        solved = torch.cholesky_solve((wanted[at] * part.real).unsqueeze(-1), factor).squeeze(-1)
+        solved = torch.cholesky_solve((targets[at] * part.real).unsqueeze(-1), factor).squeeze(-1)
         result[at] = solved * part.real
     return result.view_as(rows)

@@ -1,7 +1,7 @@
-"""CBS (Yu et al. 2022): the weights whose joint removal the quadratic model likes best, then their joint update.
+"""CBS: the weights whose joint removal a quadratic model of the loss likes best, and their joint update.
 
 The removed set P costs w_P' F_PP w_P with F = G'G / N block-diagonal by layer, so with u = G_P w_P it costs |u|^2 / N:
-only products with G are needed, and swaps of one weight for another are priced exactly.
+only products with G are needed, and swapping one weight for another has an exact price.
 """
 
 from __future__ import annotations
@@ -10,37 +10,64 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..patterns.base import NM
-from . import Choice, Network, best_masks, require_unstructured
+from .base import Choice, Network, Takes, best_masks, require_pattern
 from .fisher import joint_update, slices
 
 _CHUNKS = 1000
+_RANKED = 20_000  # candidates of a pass; passes end far earlier
 
 
 @dataclass(frozen=True)
 class CBS:
+    """Swaps removed weights for kept ones while a quadratic model of the loss improves. Unstructured patterns only.
+
+    Yu et al. 2022, "The Combinatorial Brain Surgeon: Pruning Weights That Cancel One Another in Neural Networks".
+
+    Args:
+        gradients: How many gradients of single samples the model is made of.
+        damping: Added to the diagonal of the Fisher matrix in the final update.
+        block: Weights of a layer that are updated together.
+        tries: Masks to start from: that of magnitude and random ones near it.
+        passes: Passes of swaps, at most.
+        least_gain: A swap must lower the modelled loss by at least this much.
+        reach: How many ranks to either side a partner for a swap is looked for.
+        misses: Failures in a row that end a pass.
+        patience: Passes without a new best loss that end the search.
+
+    Example:
+        >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+        >>> method = snows.CBS(gradients=32, tries=2, passes=2)
+        >>> result = snows.prune(model, torch.randn(64, 8), 0.5, mask=method, layers="0", progress=False)
+        >>> int(result.masks["0.weight"].sum())
+        16
+    """
+
     gradients: int = 1000
-    damping: float = 1e-5  # of the update
-    block: int = 2000  # of the update
-    tries: int = 50  # random magnitude masks to start from
-    passes: int = 100  # of swaps
+    damping: float = 1e-5
+    block: int = 2000
+    tries: int = 50
+    passes: int = 100
     least_gain: float = 1e-4
-    reach: int = 10  # ranks to either side that a partner is looked for
-    misses: int = 20  # in a row, before a pass ends
-    patience: int = 5  # passes without a new best loss
+    reach: int = 10
+    misses: int = 20
+    patience: int = 5
+    takes: ClassVar[Takes] = "unstructured"
 
     def choose(self, network: Network) -> Choice:
-        require_unstructured(self, network.patterns)
+        require_pattern(self, network.patterns)
         masks = self._swap(network, self._start(network))
         weights = {name: self._update(network, name, masks[name], g) for name, g in network.gradients(self.gradients)}
         return Choice(masks, weights)
 
     def _start(self, network: Network) -> dict[str, Tensor]:
-        """The best of several random magnitude masks (the largest of each random chunk); plain magnitude is one."""
+        """The best of several masks: plain magnitude, and the largest magnitudes of random chunks."""
         magnitudes = {name: w.abs() for name, w in network.weights.items()}
         best = best_masks(magnitudes, network.patterns)
         best_loss = _loss(network, best)
@@ -54,7 +81,7 @@ class CBS:
         return best
 
     def _swap(self, network: Network, masks: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Passes of swaps while the model finds some; the masks with the least loss on the way."""
+        """The masks with the least loss among those after each pass of swaps."""
         state = _Swaps(network, masks, self.gradients)
         best, best_loss, waited = masks, _loss(network, masks), 0
         for _ in range(self.passes):
@@ -70,22 +97,25 @@ class CBS:
         return best
 
     def _one_pass(self, state: _Swaps) -> int:
-        """From the most to the least costly removed weight, look for a kept one near its rank to remove instead."""
+        """For removed weights, the most costly first, look for a kept one near its rank to remove instead.
+
+        Returns the number of swaps.
+        """
         removed, kept = state.ranked()
         misses = swaps = 0
         used: set[int] = set()
         for rank, i in enumerate(removed):
             first = max(0, rank - self.reach)
             near = [j for j in kept[first : rank + self.reach + 1] if j not in used]
-            gains = state.gains(i, near)
-            found = next((k for k, gain in enumerate(gains) if gain >= self.least_gain), None)
-            if found is None:
+            gains = zip(near, state.gains(i, near), strict=True)
+            partner = next((j for j, gain in gains if gain >= self.least_gain), None)
+            if partner is None:
                 misses += 1
-                if misses == self.misses or (rank == 0 and not swaps):
+                if misses == self.misses or rank == 0:
                     break
                 continue
-            state.swap(i, near[found])
-            used.add(near[found])
+            state.swap(i, partner)
+            used.add(partner)
             swaps, misses = swaps + 1, 0
         return swaps
 
@@ -99,14 +129,14 @@ class CBS:
 
 
 class _Swaps:
-    """The removed set, with u = G_P w_P of each layer. Weights are numbered through all layers."""
+    """The removed set, with u = G_P w_P of each layer. Weights are numbered consecutively through all layers."""
 
     def __init__(self, network: Network, masks: dict[str, Tensor], gradients: int) -> None:
         self.shapes = {name: mask.shape for name, mask in masks.items()}
         self.kept = torch.cat([mask.flatten() for mask in masks.values()])
         self.weight = torch.cat([network.weights[name].flatten().double() for name in masks])
-        pairs = dict(network.gradients(gradients))
-        self.columns = torch.cat([pairs[name].T for name in masks])  # a weight's gradients lie side by side
+        by_layer = dict(network.gradients(gradients))
+        self.columns = torch.cat([by_layer[name].T for name in masks])  # the gradients of one weight are one row
         self.count = self.columns.shape[1]
         self.layer = torch.cat([torch.full((mask.numel(),), i) for i, mask in enumerate(masks.values())])
         self.layer = self.layer.to(self.kept.device)
@@ -126,24 +156,23 @@ class _Swaps:
         cross = 2 * self.weight * self._cross()
         cost = torch.where(self.kept, cross + own, cross - own)
         removed, kept = (~self.kept).nonzero().flatten(), self.kept.nonzero().flatten()
-        limit = 20_000  # passes end far earlier
         return (
-            removed[cost[removed].argsort(descending=True)][:limit].tolist(),
-            kept[cost[kept].argsort()][:limit].tolist(),
+            removed[cost[removed].argsort(descending=True)][:_RANKED].tolist(),
+            kept[cost[kept].argsort()][:_RANKED].tolist(),
         )
 
     def gains(self, i: int, partners: list[int]) -> list[float]:
-        """By how much the model's cost falls if i comes back and each partner goes instead (-inf: not allowed)."""
+        """How much the cost falls if weight i is kept and each partner removed instead; -inf where not allowed."""
         if not partners:
             return []
         j = torch.tensor(partners, device=self.kept.device)
         mine, theirs = self.columns[i].double(), self.columns[j].double()
         w_i, w_j = self.weight[i], self.weight[j]
-        back = 2 * w_i * (mine @ self.u[self.layer[i]]) - (w_i * mine).square().sum()
-        gone = 2 * w_j * (theirs * self.u[self.layer[j]]).sum(1) + (w_j[:, None] * theirs).square().sum(1)
+        saved = 2 * w_i * (mine @ self.u[self.layer[i]]) - (w_i * mine).square().sum()
+        added = 2 * w_j * (theirs * self.u[self.layer[j]]).sum(1) + (w_j[:, None] * theirs).square().sum(1)
         here, there = self.layer[i], self.layer[j]
         both = torch.where(there == here, 2 * w_i * w_j * (theirs @ mine), torch.zeros_like(w_j))
-        gain = (back - gone + both) / self.count
+        gain = (saved - added + both) / self.count
         room = (self.gone[here] > self.least[here]) & (self.gone[there] < self.most[there])
         allowed = (self.group[j] == self.group[i]) & ((there == here) | room)
         result: list[float] = torch.where(allowed, gain, torch.full_like(gain, -math.inf)).tolist()
@@ -157,35 +186,35 @@ class _Swaps:
         self.gone[self.layer[j]] += 1
 
     def _comparable(self, network: Network, names: list[str]) -> Tensor:
-        """Weights may be swapped within layers, and between layers whose pattern is spread over all of them."""
+        """A number for each weight: weights of equal numbers may be swapped, within a layer or among layers that are
+        ranked together."""
         groups: dict[object, int] = {}
         numbers = []
         for name in names:
             pattern = network.patterns[name]
-            key = pattern if getattr(pattern, "spread", None) == "global" else name
+            key = pattern if pattern.ranked_together else name
             numbers.append(groups.setdefault(key, len(groups)))
         return torch.tensor(numbers, device=self.kept.device)[self.layer]
 
     def _bounds(self, network: Network) -> Tensor:
         """How many of each layer may be removed: at least, and at most."""
-        sizes = {name: shape.numel() for name, shape in self.shapes.items()}
-        patterns = [(network.patterns[name], size) for name, size in sizes.items()]
-        bounds = [pattern.bounds(size) for pattern, size in patterns if not isinstance(pattern, NM)]
+        bounds = [network.patterns[name].bounds(shape.numel()) for name, shape in self.shapes.items()]
         return torch.tensor(bounds, device=self.kept.device).T
 
     def _layers(self) -> Iterator[slice]:
         return (slice(a, b) for a, b in pairwise(self.edges))
 
     def _removed_sum(self, part: slice) -> Tensor:
-        gone = (self.weight[part] * ~self.kept[part]).to(self.columns.dtype)
-        return (self.columns[part].T @ gone).double()
+        removed = (self.weight[part] * ~self.kept[part]).to(self.columns.dtype)
+        return (self.columns[part].T @ removed).double()
 
     def _cross(self) -> Tensor:
-        """For each weight, its row of F times the removed weights of its layer."""
+        """For each weight, the product of its row of F with the removed weights of its layer."""
         parts = [self.columns[part] @ u.to(self.columns.dtype) for part, u in zip(self._layers(), self.u, strict=True)]
         return torch.cat(parts).double() / self.count
 
     def _own(self) -> Tensor:
+        """The diagonal of F."""
         return torch.cat([self.columns[part].square().mean(1) for part in self._layers()]).double()
 
 
@@ -194,7 +223,7 @@ def _loss(network: Network, masks: dict[str, Tensor]) -> float:
 
 
 def _ranks_in_chunks(magnitudes: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Scores by which the best of all are the best of each random chunk: a weight's rank within its chunk."""
+    """A weight's rank within its random chunk, as a score: the best scores are the best of each chunk."""
     flat = torch.cat([m.flatten() for m in magnitudes.values()])
     count = max(1, min(math.isqrt(len(flat)), _CHUNKS))
     width = -(-len(flat) // count)

@@ -1,4 +1,4 @@
-"""A check for mask methods written elsewhere: tries one on small layers and says which rule it breaks."""
+"""A check for mask methods written elsewhere: it tries one on small layers and names the rule that it breaks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, InputError
-from ..patterns.base import NM, Pattern, Unstructured
-from . import Choice, MaskMethod, NetworkMethod, Reads, as_method
+from ..patterns import NM, Pattern, Unstructured
+from .base import Choice, MaskMethod, NetworkMethod, Reads, Takes, as_method
 
 _SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "grouped": (6, 4, 3, 1), "depthwise": (8, 1, 3, 3)}
 _GROUPS = {"linear": 1, "conv": 1, "grouped": 2, "depthwise": 8}
@@ -19,22 +19,41 @@ _SAMPLES = 24
 
 
 def check_mask_method(method: object) -> None:
-    """Raise InputError if a mask method breaks a rule of its protocol. To refuse a pattern (ArgumentError) is fine.
+    """Try a mask method on small layers with several patterns, and name the rule that it breaks.
 
-    The rules: a `Choice` with a mask for every weight asked for, bool, of its shape, True where kept; exactly as many
-    removed as the pattern says; new weights finite, of the same shape and dtype, zero where removed; nothing changed of
-    what it is given; the same answer to the same question.
+    The rules: a `snows.Choice` with a mask for every weight it was given, bool, of the weight's shape, True where kept;
+    exactly as many removed as the pattern says; new weights finite, of the same shape and dtype, zero where removed;
+    nothing changed in place; the same answer when asked again. Refusing a pattern by an ArgumentError is fine.
+
+    Args:
+        method: A method's name or object, see `snows.LayerMethod` and `snows.NetworkMethod`.
+
+    Raises:
+        InputError: If it breaks a rule, or refuses every pattern.
+        ArgumentError: If it is no mask method.
+
+    Example:
+        >>> import snows
+        >>> snows.check_mask_method(snows.Wanda())
+        >>> class Everything:
+        ...     def choose_layer(self, name, weight, gram, pattern):
+        ...         return snows.Choice({name: weight.bool()})
+        >>> snows.check_mask_method(Everything())
+        Traceback (most recent call last):
+            ...
+        snows.errors.InputError: Everything (linear 0.3 uniform): it removes 0 of linear; expected 14 (True means kept)
     """
     method = as_method(method)
     name = type(method).__name__
-    reads = getattr(method, "reads", "pruned")
-    _rule(reads in get_args(Reads), f"{name}: its attribute reads is {reads!r}; expected one of {get_args(Reads)}")
+    for attribute, choices in (("reads", get_args(Reads)), ("takes", get_args(Takes))):
+        given = getattr(method, attribute, choices[0])
+        _rule(given in choices, f"{name}: its attribute {attribute} is {given!r}; expected one of {choices}")
     taken = [_takes(method, patterns) for patterns in _cases(isinstance(method, NetworkMethod))]
     _rule(any(taken), f"{name}: it refuses every pattern that was tried")
 
 
 def _cases(together: bool) -> Iterator[dict[str, Pattern]]:
-    """For layer methods one layer at a time; for network methods all that can take a pattern, and a mixture."""
+    """One layer at a time for layer methods; for network methods all layers that take a pattern, and a mixture."""
     for pattern in _PATTERNS:
         able = [name for name, shape in _SHAPES.items() if pattern.refusal(torch.Size(shape)) is None]
         yield from [dict.fromkeys(able, pattern)] if together else [{name: pattern} for name in able]
@@ -43,13 +62,15 @@ def _cases(together: bool) -> Iterator[dict[str, Pattern]]:
 
 
 def _takes(method: MaskMethod, patterns: Mapping[str, Pattern]) -> bool:
-    """Whether the method takes the patterns; an error if it takes them and breaks a rule."""
+    """Whether the method takes the patterns. Raises InputError if it takes them and breaks a rule."""
     toy, again, untouched = (_Toy(patterns) for _ in range(3))
     try:
         choice, second = toy.ask(method), again.ask(method)
-        _rule(isinstance(choice, Choice), f"it returns a {type(choice).__name__}; expected a snows.masks.Choice")
-        for what, given in toy.given.items():
-            _rule(_equal(given, untouched.given[what]), f"it changes the {what} it is given; expected work on a copy")
+        _rule(isinstance(choice, Choice), f"it returns a {type(choice).__name__}; expected a snows.Choice")
+        for what, tensors in toy.inputs.items():
+            _rule(
+                _equal(tensors, untouched.inputs[what]), f"it changes the {what} it is given; expected work on a copy"
+            )
         _check_masks(choice.masks, toy)
         _check_weights(choice, toy)
         same = _equal(choice.masks, second.masks) and _equal(choice.weights, second.weights)
@@ -64,29 +85,13 @@ def _takes(method: MaskMethod, patterns: Mapping[str, Pattern]) -> bool:
 
 def _check_masks(masks: Mapping[str, Tensor], toy: _Toy) -> None:
     _rule(masks.keys() == toy.weights.keys(), f"it gives masks for {sorted(masks)}; expected {sorted(toy.weights)}")
-    together: dict[object, dict[str, Tensor]] = {}  # layers whose removals are counted together
     for name, mask in masks.items():
-        pattern, shape = toy.patterns[name], _SHAPES[name]
+        shape = _SHAPES[name]
         _rule(mask.dtype == torch.bool, f"the mask of {name} is {mask.dtype}; expected bool, True where kept")
         _rule(mask.shape == shape, f"the mask of {name} has shape {tuple(mask.shape)}; expected {shape}")
-        if isinstance(pattern, NM):
-            kept = mask.movedim(1, -1).unflatten(-1, (-1, pattern.m)).sum(-1)
-            wrong = f"{int((kept != pattern.n).sum())} of {kept.numel()} groups of {name} do not keep {pattern.n}"
-            _rule(bool((kept == pattern.n).all()), f"{wrong} of {pattern.m} input channels (True means kept)")
-        else:
-            together.setdefault(pattern if pattern.spread == "global" else name, {})[name] = mask
-    for group in together.values():
-        _check_counts(group, toy.patterns[next(iter(group))])
-
-
-def _check_counts(masks: Mapping[str, Tensor], pattern: Pattern) -> None:
-    assert isinstance(pattern, Unstructured)
-    gone = {name: int((~mask).sum()) for name, mask in masks.items()}
-    wanted, found = round(pattern.sparsity * sum(mask.numel() for mask in masks.values())), sum(gone.values())
-    _rule(found == wanted, f"it removes {found} of {', '.join(masks)}; expected {wanted} (True means kept)")
-    for name, mask in masks.items() if len(masks) > 1 else ():
-        least, most = pattern.bounds(mask.numel())
-        _rule(least <= gone[name] <= most, f"it removes {gone[name]} of {name}; expected {least} to {most}")
+    for pattern in dict.fromkeys(toy.patterns.values()):
+        complaint = pattern.complaint({name: mask for name, mask in masks.items() if toy.patterns[name] == pattern})
+        _rule(complaint is None, str(complaint))
 
 
 def _check_weights(choice: Choice, toy: _Toy) -> None:
@@ -99,7 +104,7 @@ def _check_weights(choice: Choice, toy: _Toy) -> None:
 
 
 class _Toy:
-    """Random layers as a `Network`, in the dtypes and the memory layout of a real run. Its loss is quadratic."""
+    """Random layers as a `Network`, in the dtypes and memory layouts of a real run. Its loss is quadratic."""
 
     seed = 0
 
@@ -113,7 +118,7 @@ class _Toy:
         self.grams = {name: (patches.mT @ patches / 90).double() for name, patches in x.items()}
         for weight in self.weights.values():
             weight.data = weight.to(memory_format=torch.channels_last if weight.ndim == 4 else torch.preserve_format)
-        self.given = {"weights": self.weights, "gradients": self.rows, "Gram matrix": self.grams}
+        self.inputs = {"weights": self.weights, "gradients": self.rows, "Gram matrix": self.grams}
 
     def gradients(self, count: int, batch: int = 1) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, rows[:count]) for name, rows in self.rows.items())

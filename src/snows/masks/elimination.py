@@ -1,13 +1,13 @@
 """Greedy elimination, exactly as Optimal Brain Surgeon defines it, for many rows at once.
 
-From each row, again and again, the weight goes whose loss costs least once all others have made up for it. With the
-inverse P of the row's Hessian: weight p costs w_p^2 / (2 P_pp); the others move by -P[:, p] w_p / P_pp, and P loses the
+Each step removes one weight from every row: the one that costs least once all others have made up for it. With the
+inverse P of the row's Hessian, weight p costs w_p^2 / (2 P_pp); the others move by -P[:, p] w_p / P_pp, and P loses the
 rank-one part P[:, p] P[p, :] / P_pp.
 
-Writing P anew at every step would be bound by memory traffic. Instead the rank-one parts of some steps are kept as
-vectors V, so that a row of P is P0[p, :] - V[:, p] V, and only every so often P itself is brought up to date, in one
-matrix product. Now and then it is shrunk to the columns that are left. A step works on the same memory as the one
-before it, so that on a GPU its many small operations are launched as one.
+Updating P at every step would be bound by memory traffic. Instead the rank-one parts of some steps are kept as vectors
+V, so that a row of P is P0[p, :] - V[:, p] V. P itself is updated once every so many steps, in one matrix product, and
+shrunk to the remaining columns when enough have gone. A step works on the same memory as the one before it, so that on
+a GPU its many small operations are launched as one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ..devices.cuda_graph import Replayed
 from ..devices.working_memory import bytes_at_once
+from ..patterns import Group
 
 _STEPS_BETWEEN_UPDATES = 64
-_SHRINK = 0.8  # when no more than this share of the columns is left
+_SHRINK = 0.8  # if at most this share of the columns is left
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,10 @@ class Elimination:
         return kept.scatter_(1, self.order, ~gone)
 
 
-def eliminate(
-    rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: tuple[int, int] | None = None
-) -> Elimination:
+def eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None = None) -> Elimination:
     """Remove `steps` weights from each of the rows (r x d). Row i has the inverse Hessian inverse[which[i]].
 
-    With `group` = (M, most): of every M consecutive columns at most `most` are removed.
+    With a `group`, as many of its consecutive columns are kept as it says.
     """
     width = rows.shape[1]
     at_once = max(1, int(bytes_at_once(rows.device) / (2 * width**2 * rows.element_size())))
@@ -56,56 +55,56 @@ def eliminate(
     return Elimination(torch.cat([p.order for p in parts]), torch.cat([p.losses for p in parts]))
 
 
-def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: tuple[int, int] | None) -> Elimination:
+def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None) -> Elimination:
     width = rows.shape[1]
-    going = _Going(rows.clone(), inverse[which], steps, group or (width, width))
-    remove_one = Replayed(going.remove_one, rows.device)
+    state = _State(rows.clone(), inverse[which], steps, group or Group(width, 0))
+    remove_one = Replayed(state.remove_one, rows.device)
     for begin in range(0, steps, _STEPS_BETWEEN_UPDATES):
         length = min(_STEPS_BETWEEN_UPDATES, steps - begin)
         for _ in range(length):
             remove_one()
         if begin + length == steps:
             break
-        going.update()
+        state.update()
         left = width - begin - length
-        if left <= _SHRINK * going.width:
-            going.shrink(left)
-            remove_one = Replayed(going.remove_one, rows.device)  # in other memory from here on
-    return going.found
+        if left <= _SHRINK * state.width:
+            state.shrink(left)
+            remove_one = Replayed(state.remove_one, rows.device)  # its tensors are new ones
+    return state.removed
 
 
-class _Going:
-    """Rows on their way. A step changes them in place; columns that have gone stay, closed, until they are shrunk."""
+class _State:
+    """Rows between two steps, changed in place. Removed columns stay until the next `shrink`, but are closed."""
 
-    def __init__(self, weight: Tensor, inverse: Tensor, steps: int, group: tuple[int, int]) -> None:
+    def __init__(self, weight: Tensor, inverse: Tensor, steps: int, group: Group) -> None:
         count, width = weight.shape
-        self._m, self._most = group
+        self._group = group
         device = weight.device
-        self.found = Elimination(
+        self.removed = Elimination(
             torch.zeros(count, steps, dtype=torch.long, device=device), weight.new_zeros(count, steps)
         )
         self._everyone = torch.arange(count, device=device)
         self._weight, self._inverse = weight, inverse  # the inverse as it was at the last update
-        self._columns = torch.arange(width, device=device).repeat(count, 1)  # those that are here
+        self._columns = torch.arange(width, device=device).repeat(count, 1)  # their numbers before any shrinking
         self._gone = torch.zeros_like(weight, dtype=torch.bool)
-        self._removed = torch.zeros(count, math.ceil(width / self._m), dtype=torch.long, device=device)  # of each group
-        self._at = torch.zeros(1, dtype=torch.long, device=device)  # the step, counted from the start
-        self._allot()
+        self._gone_of_group = torch.zeros(count, math.ceil(width / group.size), dtype=torch.long, device=device)
+        self._step = torch.zeros(1, dtype=torch.long, device=device)  # counted from the start
+        self._begin()
 
     @property
     def width(self) -> int:
-        """How many columns are here."""
+        """How many columns are left since the last `shrink`."""
         return self._weight.shape[1]
 
-    def _allot(self) -> None:
-        """What goes with the columns that are here."""
-        self._groups = self._columns // self._m
-        self._closed = self._gone | (self._removed.gather(1, self._groups) >= self._most)
+    def _begin(self) -> None:
+        """Make what depends on the present columns."""
+        self._groups = self._columns // self._group.size
+        self._closed = self._gone | (self._gone_of_group.gather(1, self._groups) >= self._group.removed)
         self._diagonal = self._inverse.diagonal(dim1=1, dim2=2).clone()
         self._vectors = self._weight.new_zeros(len(self._weight), _STEPS_BETWEEN_UPDATES, self.width)
 
     def remove_one(self) -> None:
-        """From each row."""
+        """Remove one weight from each row."""
         tiny = torch.finfo(self._weight.dtype).tiny
         saliency = (self._weight.square() / self._diagonal.clamp(min=tiny)).masked_fill_(self._closed, math.inf)
         p = saliency.argmin(1, keepdim=True)
@@ -117,15 +116,15 @@ class _Going:
         self._weight.addcmul_(row, value / pivot, value=-1)
         row = row / pivot.sqrt()
         self._diagonal.addcmul_(row, row, value=-1)
-        self._vectors.index_copy_(1, self._at % _STEPS_BETWEEN_UPDATES, row.unsqueeze(1))
-        self.found.order.index_copy_(1, self._at, self._columns.gather(1, p))
-        self.found.losses.index_copy_(1, self._at, value.square() / pivot)
+        self._vectors.index_copy_(1, self._step % _STEPS_BETWEEN_UPDATES, row.unsqueeze(1))
+        self.removed.order.index_copy_(1, self._step, self._columns.gather(1, p))
+        self.removed.losses.index_copy_(1, self._step, value.square() / pivot)
         self._gone.scatter_(1, p, True)
         mine = self._groups.gather(1, p)
-        self._removed.scatter_add_(1, mine, torch.ones_like(mine))
-        full = self._removed.gather(1, mine) >= self._most
+        self._gone_of_group.scatter_add_(1, mine, torch.ones_like(mine))
+        full = self._gone_of_group.gather(1, mine) >= self._group.removed
         self._closed |= self._gone | (full & (self._groups == mine))
-        self._at += 1
+        self._step += 1
 
     def update(self) -> None:
         """Bring the inverse up to date."""
@@ -134,10 +133,10 @@ class _Going:
         self._vectors.zero_()
 
     def shrink(self, left: int) -> None:
-        """To the columns that have not gone, as many in each row."""
+        """Drop the removed columns; `left` remain in each row."""
         here = (~self._gone).nonzero()[:, 1].view(-1, left)
-        # Rows, then columns: to index both at once takes index tensors that are larger than what is gathered.
+        # First rows, then columns: indexing both at once takes index tensors larger than what is gathered.
         self._inverse = self._inverse.gather(1, here[:, :, None].expand(-1, -1, self.width))
         self._inverse = self._inverse.gather(2, here[:, None, :].expand(-1, left, -1))
         self._weight, self._columns, self._gone = (v.gather(1, here) for v in (self._weight, self._columns, self._gone))
-        self._allot()
+        self._begin()

@@ -1,7 +1,7 @@
 """The empirical Fisher matrix, F = damping I + G'G / N with N gradients as the rows of G: what its methods share.
 
-It is taken in diagonal blocks, consecutive slices of a layer's weights, and never formed where N is smaller than a
-block: (damping I + G'G / N)^-1 = (I - G'(N damping I + GG')^-1 G) / damping.
+It is cut into diagonal blocks, consecutive slices of a layer's weights. Where N is smaller than a block, F is never
+formed: (damping I + G'G / N)^-1 = (I - G'(N damping I + GG')^-1 G) / damping.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..linalg.gram import CHUNK_BYTES
 
 
 class FisherBlock:
-    """One block, in double precision. G is N x b."""
+    """One block, in double precision. `gradients` (G) is N x b."""
 
     def __init__(self, gradients: Tensor, damping: float) -> None:
         self.gradients, self.damping = gradients.double(), damping
@@ -29,23 +29,24 @@ class FisherBlock:
         return result
 
     def inverse_diagonal(self) -> Tensor:
+        """The diagonal of F^-1."""
         half = torch.linalg.solve_triangular(self._small, self.gradients, upper=False)
         result: Tensor = (1 - half.square().sum(0)).clamp(min=torch.finfo(torch.double).eps) / self.damping
         return result
 
 
 def fisher_blocks(gradients: Tensor, damping: float) -> Tensor:
-    """F itself, of many small blocks at once: N x blocks x b gradients give blocks x b x b."""
+    """F itself, for many small blocks at once: gradients of N x blocks x b give blocks x b x b."""
     g = gradients.transpose(0, 1)
     limit = CHUNK_BYTES.get(g.device.type, CHUNK_BYTES["cpu"])
-    # products in single precision are off by more than a small damping: they need not be positive definite
+    # In single precision the products can be off by more than a small damping, and then not positive definite.
     parts = (part.double() for part in g.split(max(1, limit // (8 * g[0].numel()))))
     fisher = torch.cat([part.mT @ part for part in parts]) / g.shape[1]
     return fisher + damping * torch.eye(g.shape[-1], dtype=fisher.dtype, device=g.device)
 
 
 def joint_update(gradients: Tensor, weight: Tensor, kept: Tensor, damping: float) -> Tensor:
-    """The kept weights of one block after all others are removed together: the minimum of the quadratic model.
+    """The kept weights of one block once all others are removed together: the minimum of the quadratic model.
 
     With S kept and P pruned: w_S + G_S'(N damping I + G_S G_S')^-1 G_P w_P, the ridge regression of G w on G_S.
     """

@@ -1,7 +1,7 @@
 """Masks that the caller brings: tensors by name, files, pruned copies of the model, or the model's own.
 
-A mask is used exactly as it is given. `masks_from_tensors` says how entries of a mapping or a file are understood,
-`preparation` what the masks are that a model comes with, and what is then the dense network.
+A given mask is used unchanged. `masks_from_tensors` explains how a mapping or a file is read, `data.preparation` which
+masks a model may come with and what the dense network then is.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _EXPECTED = "expected a bool tensor or one of 0 and 1, True or 1 where a weight 
 
 
 def is_mask_file(mask: object) -> bool:
-    """Whether `mask` names a file: a path, or a string that ends like one."""
+    """Whether `mask` names a file: a path, or a string that ends like the name of one."""
     return isinstance(mask, os.PathLike) or (isinstance(mask, str) and mask.endswith(_FILES))
 
 
-def given_masks(mask: Any, world: Prepared) -> dict[str, Tensor] | None:
-    """Masks by parameter name where `mask` says them itself; None where it is a method that chooses them."""
+def given_masks(mask: Any, prepared: Prepared) -> dict[str, Tensor] | None:
+    """The masks by parameter name, if `mask` holds or names them; None if it is a method that chooses them."""
     if isinstance(mask, str) and mask == "weights":
-        return masks_from_weights(world)
+        return masks_from_weights(prepared)
     if isinstance(mask, nn.Module):
-        return masks_from_tensors(mask.state_dict(), world.graph, f"the {type(mask).__name__} given as the mask")
+        return masks_from_tensors(mask.state_dict(), prepared.graph, f"the {type(mask).__name__} given as the mask")
     if is_mask_file(mask):
-        return masks_from_tensors(read_state(Path(mask)), world.graph, str(mask))
+        return masks_from_tensors(read_state(Path(mask)), prepared.graph, str(mask))
     if isinstance(mask, Mapping):
-        return masks_from_tensors(mask, world.graph)
+        return masks_from_tensors(mask, prepared.graph)
     return None
 
 
 def masks_from_tensors(given: Mapping[Any, Any], graph: Graph, origin: str = "the given mask") -> dict[str, Tensor]:
-    """{name: tensor} as masks by parameter name. The tensors are either masks or a state dict, by one rule:
+    """Masks by parameter name from {name: tensor}, which holds either masks or a state dict.
 
-    They are **masks** if every tensor is bool or holds nothing but 0 and 1, or if one of a layer is bool or goes by the
-    layer's name (`conv`, not `conv.weight`). Each must then be the mask of a layer, under the name of its parameter
-    (`conv.weight`), of the layer (`conv`), either with `_mask` behind it (as torch.nn.utils.prune does), or ASP's
-    (`conv.__weight_mma_mask`).
+    The tensors are **masks** if every one of them is bool or holds only 0 and 1, or if the tensor of some layer is bool
+    or is named after the layer (`conv`, not `conv.weight`). Each must then be the mask of a layer, named after its
+    parameter (`conv.weight`), the layer (`conv`), either followed by `_mask` (as torch.nn.utils.prune does), or as ASP
+    does it (`conv.__weight_mma_mask`).
 
-    Anything else is a **state dict**. If it holds masks of the model's layers under the names that torch.nn.utils.prune
-    or ASP give them, these are the masks; if not, the zeros of the layers' weights are. Layers without zeros stay
-    dense, and entries that are no layers (biases, batch norms) are passed over.
+    Otherwise they are a **state dict**. If it holds masks of the model's layers under the names that
+    torch.nn.utils.prune or ASP give them, those are the masks; if not, the zeros of the layers' weights are. Layers
+    without zeros stay dense, and entries that are no layers (biases, batch norms) are ignored.
 
-    `module.` before every name (DataParallel) is taken off.
+    The prefix `module.` of DataParallel is removed from all names.
     """
     if not given:
         raise ArgumentError(f"{origin} is empty; expected {{name: tensor}} with at least one layer")
@@ -65,34 +65,35 @@ def masks_from_tensors(given: Mapping[Any, Any], graph: Graph, origin: str = "th
     tensors = unwrapped({str(name): value for name, value in given.items()}, graph.parameters)
     parameters = {layer.parameter for layer in graph.layers}
     layers = {layer.name for layer in graph.layers} - parameters
-    says_masks = any(
+    has_masks = any(
         name in layers or (name in parameters and value.dtype == torch.bool) for name, value in tensors.items()
     )
-    if says_masks or all(_is_mask(value) for value in tensors.values()):
-        found = _named_masks(tensors, graph)
+    if has_masks or all(_is_mask(value) for value in tensors.values()):
+        masks = _named_masks(tensors, graph)
     else:
-        found = _masks_of_state(tensors, graph, origin)
-    return {name: kept.to(graph.parameters[name].device) for name, kept in found.items() if name in graph.parameters}
+        masks = _masks_of_state(tensors, graph, origin)
+    return {name: kept.to(graph.parameters[name].device) for name, kept in masks.items() if name in graph.parameters}
 
 
-def masks_from_weights(world: Prepared) -> dict[str, Tensor]:
-    """The zeros of the weights; where a layer came with a mask, that mask (a kept weight may be zero by chance)."""
-    found = {}
-    for layer in world.graph.layers:
-        weight, own = world.graph.parameters.get(layer.parameter), world.own_masks.get(layer.parameter)
-        if weight is not None:
-            found[layer.parameter] = weight != 0 if own is None else own.kept.to(weight.device)
-    found = {name: kept for name, kept in found.items() if not bool(kept.all())}
-    if not found:
+def masks_from_weights(prepared: Prepared) -> dict[str, Tensor]:
+    """The layers' own masks, and the zeros of the weights of layers that have none."""
+    masks = {}
+    for layer in prepared.graph.layers:
+        weight, own = prepared.graph.parameters.get(layer.parameter), prepared.own_masks.get(layer.parameter)
+        if weight is not None:  # a mask is exact, whereas a kept weight may be zero by chance
+            masks[layer.parameter] = weight != 0 if own is None else own.kept.to(weight.device)
+    masks = _without_dense(masks)
+    if not masks:
         raise InputError("mask='weights', but no weight of the model is zero; prune it first, or choose a mask method")
-    return found
+    return masks
 
 
-def settle_reference(world: Prepared, masks: Mapping[str, Tensor]) -> None:
-    """What given masks are re-adjusted to: dense weights, where the model holds them; a warning where none is known."""
-    names = [layer.parameter for layer in world.graph.layers if layer.parameter in masks and layer.refusal is None]
-    world.take_dense(names)
-    removed = [world.graph.parameters[name][~masks[name]] for name in names]
+def settle_reference(prepared: Prepared, masks: Mapping[str, Tensor]) -> None:
+    """Take dense weights as the reference where the model holds them; warn if no layer has any."""
+    layers = prepared.graph.layers
+    names = [layer.parameter for layer in layers if layer.parameter in masks and layer.refusal is None]
+    prepared.take_dense(names)
+    removed = [prepared.graph.parameters[name][~masks[name]] for name in names]
     if any(len(weights) for weights in removed) and not any(bool(weights.any()) for weights in removed):
         warnings.warn(
             "every weight that the mask removes is already zero in the model: the sparse network is its own reference, "
@@ -116,44 +117,49 @@ def warn_of_empty_rows(masks: Mapping[str, Tensor]) -> None:
 
 
 def _named_masks(tensors: Mapping[str, Tensor], graph: Graph) -> dict[str, Tensor]:
+    """The masks, each of which must be that of a layer."""
     by_name = {
         name: layer
         for layer in graph.layers
         for name in (layer.parameter, layer.name, *mask_names(layer.parameter), f"{layer.name}_mask")
     }
-    found: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
     for name, value in tensors.items():
         layer = by_name.get(name)
         if layer is None:
             raise ArgumentError(f"the mask names {name!r}, which is no layer of the model; {_some_layers(graph)}")
         if layer.refusal is not None:
             raise InputError(f"the mask names {name!r}, which cannot be pruned: {layer.refusal}")
-        if layer.parameter in found:
+        if layer.parameter in masks:
             raise ArgumentError(f"there are two masks of the layer {layer.name!r}; expected one, under one name")
-        found[layer.parameter] = _checked(name, value, layer)
-    return found
+        masks[layer.parameter] = _checked(name, value, layer)
+    return masks
 
 
 def _masks_of_state(state: Mapping[str, Tensor], graph: Graph, origin: str) -> dict[str, Tensor]:
     """The masks that a state dict holds by name, or else the zeros of its weights."""
     named = {name: layer for layer in graph.layers for name in mask_names(layer.parameter) if name in state}
+    layers = [layer for layer in graph.layers if layer.parameter in state]
+    if not named and not layers:
+        raise InputError(
+            f"{origin} holds neither masks nor weights of the model's layers: its entries are "
+            f"{', '.join(list(state)[:3])} …, {_some_layers(graph)}"
+        )
     if named:
-        found = {layer.parameter: _checked(name, state[name], layer) for name, layer in named.items()}
+        masks = {layer.parameter: _checked(name, state[name], layer) for name, layer in named.items()}
     else:
-        layers = [layer for layer in graph.layers if layer.parameter in state]
-        if not layers:
-            raise InputError(
-                f"{origin} holds neither masks nor weights of the model's layers: its entries are "
-                f"{', '.join(list(state)[:3])} …, {_some_layers(graph)}"
-            )
-        found = {layer.parameter: _fits(layer.parameter, state[layer.parameter], layer) != 0 for layer in layers}
-    found = {name: kept for name, kept in found.items() if not bool(kept.all())}
-    if not found:
+        masks = {layer.parameter: _fits(layer.parameter, state[layer.parameter], layer) != 0 for layer in layers}
+    masks = _without_dense(masks)
+    if not masks:
         raise InputError(
             f"{origin} holds {'masks that remove nothing' if named else 'weights, and none of a layer is zero'}; "
             "expected masks (bools, or 0 and 1), or the weights of a pruned network"
         )
-    return found
+    return masks
+
+
+def _without_dense(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: kept for name, kept in masks.items() if not bool(kept.all())}
 
 
 def _checked(name: str, value: Tensor, layer: Layer) -> Tensor:
@@ -166,6 +172,7 @@ def _checked(name: str, value: Tensor, layer: Layer) -> Tensor:
 
 
 def _fits(name: str, value: Tensor, layer: Layer) -> Tensor:
+    """The tensor, if it has the shape of the layer's weight."""
     if value.shape != layer.shape:
         raise InputError(
             f"the mask of {name!r} has shape {tuple(value.shape)}; the weight has shape {tuple(layer.shape)}"

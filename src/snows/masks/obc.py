@@ -1,27 +1,47 @@
-"""OBC / ExactOBS (Frantar and Alistarh 2022): greedy elimination row by row, then least squares on what is left."""
+"""OBC, also called ExactOBS: greedy elimination row by row, then least squares on what is left."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..linalg.gram import damped
 from ..linalg.rows import as_rows, from_rows, inverse, least_squares
-from ..patterns.base import NM, Pattern
-from . import Choice, Reads
+from ..patterns import Pattern
+from .base import Choice, Reads, Takes, require_pattern
 from .elimination import eliminate
 
-_WIDE = 2048  # beyond this many columns the elimination runs in single precision
+_WIDE = 2048  # with more columns the elimination runs in single precision
 
 
 @dataclass(frozen=True)
 class OBC:
-    damping: float = 0.01  # relative to the mean diagonal of the Gram matrix
-    reads: Reads = "auto"  # the published method reads "dense"
+    """Removes one weight of a row at a time, the one that costs least once all others make up for it.
+
+    Frantar and Alistarh 2022, "Optimal Brain Compression" (there: ExactOBS).
+
+    Args:
+        damping: Added to the Gram matrix, relative to its mean diagonal.
+        reads: Which inputs the Gram matrix is of, see `snows.LayerMethod`; the published method reads "dense".
+
+    Example:
+        >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "1:4", mask=snows.OBC(), layers="0", progress=False)
+        >>> int(result.masks["0.weight"].sum())
+        8
+    """
+
+    damping: float = 0.01
+    reads: Reads = "auto"
+    takes: ClassVar[Takes] = "single weights"
 
     def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Pattern) -> Choice:
+        require_pattern(self, {name: pattern})
         rows, gram = as_rows(weight, gram)
         gram = damped(gram, self.damping)
         kept = self._kept(rows, gram, pattern)
@@ -35,14 +55,13 @@ class OBC:
         start = inverse(gram)
         if columns > _WIDE:
             flat, start = flat.float(), start.float()
-        if isinstance(pattern, NM):
-            group = (pattern.m, pattern.m - pattern.n)
-            steps = columns * group[1] // group[0]
+        if pattern.group is not None:
+            steps = columns * pattern.group.removed // pattern.group.size
             counts = torch.full((len(flat),), steps, device=rows.device)
-            return eliminate(flat, start, which, steps, group).kept(columns, counts).view_as(rows)
-        # Each row gives up what costs it least. A row's steps are taken in their order, whatever they cost, so a step
-        # stands for all before it: the losses of a row are not always rising.
-        found = eliminate(flat, start, which, columns)
-        cheapest = found.losses.flatten().argsort(stable=True)[: round(pattern.sparsity * flat.numel())]
+            return eliminate(flat, start, which, steps, pattern.group).kept(columns, counts).view_as(rows)
+        # The cheapest steps of all rows are taken. A row takes its steps in their order, whatever each of them costs
+        # (costs do not always rise), so only how many of them are among the cheapest matters.
+        elimination = eliminate(flat, start, which, columns)
+        cheapest = elimination.losses.flatten().argsort(stable=True)[: round(pattern.sparsity * flat.numel())]
         counts = torch.bincount(cheapest // columns, minlength=len(flat))
-        return found.kept(columns, counts).view_as(rows)
+        return elimination.kept(columns, counts).view_as(rows)

@@ -1,4 +1,4 @@
-"""Random: the floor that every other source must beat."""
+"""Random masks: the floor that every other method must beat."""
 
 from __future__ import annotations
 
@@ -7,12 +7,30 @@ from typing import ClassVar
 
 import torch
 
-from . import Choice, Network, best_masks
+from ..patterns import Spread
+from .base import Choice, Network, best_masks
 
 
 @dataclass(frozen=True)
 class Random:
-    spread: ClassVar[str] = "uniform"
+    """Removes random weights, the same share of every layer. The seed of the run decides which.
+
+    The floor that every other method must beat.
+
+    Example:
+        >>> import torch, snows
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+        >>> samples = torch.randn(64, 8)
+        >>> one, two = (
+        ...     snows.prune(model, samples, 0.5, mask=snows.Random(), layers="0", seed=seed, progress=False)
+        ...     for seed in (1, 2)
+        ... )
+        >>> bool((one.masks["0.weight"] == two.masks["0.weight"]).all()), int(one.masks["0.weight"].sum())
+        (False, 16)
+    """
+
+    spread: ClassVar[Spread] = "uniform"
 
     def choose(self, network: Network) -> Choice:
         generator = torch.Generator().manual_seed(network.seed)

@@ -14,7 +14,7 @@ from ..devices.working_memory import working_within
 from ..errors import ArgumentError
 from ..patterns import Pattern, PatternRules
 from ..plan import PlannedLayer
-from . import Choice, LayerMethod, MaskMethod, Network, NetworkMethod, as_method
+from .base import Choice, LayerMethod, MaskMethod, Network, NetworkMethod, as_method
 from .given import given_masks
 
 _REFIT_RIDGE = 1e-4  # small, as no weight is removed yet

@@ -1,13 +1,12 @@
-"""What network methods may ask: all weights with their patterns, gradients of single samples, and a loss.
+"""What network methods may ask for: all weights with their patterns, gradients of single samples, and a loss.
 
-The loss is cross-entropy. Its labels are the user's where these are given; else the network's own predictions: classes
-drawn from them for gradients (whose second moment is then the Fisher matrix itself), and the predictions as they are
-for the loss.
+The loss is cross-entropy. If the user gives no labels, the network's own predictions take their place: classes drawn
+from them for gradients (whose second moment is then the Fisher matrix itself), and the probabilities for the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,18 +20,19 @@ from ..data.streams import Stream, cut
 from ..errors import InputError
 from ..graph import Graph, Layer
 from ..graph.segment import SampleLayout
-from ..patterns.base import Pattern
+from ..patterns import Pattern
 
 _MICRO_BATCH = {"cpu": 100, "cuda": 250}
 _LOSS_SAMPLES = 1000  # enough to tell masks apart
-_ERROR_SAMPLES = 250  # enough to tell how much a layer matters
+_ERROR_SAMPLES = 250  # enough to see how much a layer matters
 _PATCH_BYTES = 1 << 29
 
 
 class CalibratedNetwork:
-    """One model with its calibration samples; implements `masks.Network`. Gradients are computed once and kept.
+    """A network with its calibration samples, as `masks.Network` and `patterns.budgets.Measured`.
 
-    `parameters` are what the network has come to; labels and targets are the dense network's predictions always.
+    `parameters` are the present weights (default: the dense ones); labels and targets always come from the dense
+    network. Gradients are kept for the next question if they fit `keep_bytes`.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class CalibratedNetwork:
             yield from self._gradients_of(group, count, batch).items()
 
     def loss(self, weights: Mapping[str, Tensor]) -> float:
+        """The mean loss of the network with these weights instead of its own."""
         count = min(self.samples.count, _LOSS_SAMPLES)
         targets = self._loss_targets()[:count]
         parameters = {**self.parameters, **weights}
@@ -95,19 +96,19 @@ class CalibratedNetwork:
         count = min(self.samples.count, _ERROR_SAMPLES)
         if self._outputs is None:
             self._outputs = self._run(count, self.parameters)
-        moved = self._run(count, {**self.parameters, **weights})
-        pairs = list(zip(moved, self._outputs, strict=True))
+        outputs = self._run(count, {**self.parameters, **weights})
+        pairs = list(zip(outputs, self._outputs, strict=True))
         return sum(float((a - b).square().mean() / b.var().clamp(min=1e-12)) for a, b in pairs) / len(pairs)
 
     def _run(self, count: int, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-        """The network's outputs that are numbers, each in one tensor."""
+        """The network's floating-point outputs, each in one tensor."""
         with torch.no_grad():
             parts = [self.graph.run(self.samples.rows(begin, end), parameters) for begin, end in self._ranges(count)]
         columns = [column for column in zip(*parts, strict=True) if isinstance(column[0], Tensor)]
         return [torch.cat([v.flatten() for v in column]) for column in columns if column[0].is_floating_point()]
 
     def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
-        """Layers whose gradients are held together; a layer too large for that stands alone."""
+        """Layers whose gradients fit in memory together; a layer that is too large comes alone."""
         group: list[Layer] = []
         size = 0
         for layer in self.layers:
@@ -121,7 +122,7 @@ class CalibratedNetwork:
         yield group
 
     def _gradients_of(self, layers: list[Layer], count: int, batch: int) -> dict[str, Tensor]:
-        """Per-sample gradients of some layers from one forward and one backward pass for each micro-batch.
+        """Gradients of some layers from one forward and one backward pass for each micro-batch.
 
         The gradient of a layer's weight for one sample is the product of that sample's output gradients and inputs.
         """
@@ -137,30 +138,29 @@ class CalibratedNetwork:
             leaves, parameters = self._varying(self.samples.rows(begin, end))
             values = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
             with torch.enable_grad():
-                found = {**values, **program(values, parameters)}
-                output = self._logits([found[node.name] for node in self.graph.outputs])
-                loss = F.cross_entropy(output, labels[begin:end], reduction="sum")
+                values |= program(values, parameters)
+                logits = self._logits([values[node.name] for node in self.graph.outputs])
+                loss = F.cross_entropy(logits, labels[begin:end], reduction="sum")
                 # zeros for layers that the class scores do not depend on, such as those of another output
-                slopes = torch.autograd.grad(loss, [found[node.name] for node in nodes], materialize_grads=True)
+                slopes = torch.autograd.grad(loss, [values[node.name] for node in nodes], materialize_grads=True)
             rows = torch.arange(begin, end, device=labels.device) // batch
             for layer, node, slope in zip(layers, nodes, slopes, strict=True):
-                x = found[layer.input].detach()
+                x = values[layer.input].detach()
                 for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, end - begin):
                     flat = gradient.flatten(1) / batch
                     result[layer.parameter].index_add_(0, rows[part], flat.to(result[layer.parameter].dtype))
         return result
 
     def _varying(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
-        """Inputs and parameters so that every layer's output has a gradient: inputs vary, never weights of layers.
+        """Inputs and parameters, some of which require gradients, so that every layer's output has one.
 
-        (A convolution of a graph differentiates by its input or by its weight.) Where inputs are whole numbers, the
-        tables they are looked up in vary instead.
+        Inputs do if they are floating-point, else the embedding tables that they index. Weights of layers do not: the
+        graph's convolutions have a derivative by input or by weight, not by both.
         """
-        varies: Callable[[Any], bool] = lambda v: isinstance(v, Tensor) and v.is_floating_point()  # noqa: E731
-        if any(map(varies, leaves)):
-            return [leaf.detach().requires_grad_() if varies(leaf) else leaf for leaf in leaves], self.parameters
+        if any(map(_is_float, leaves)):
+            return [leaf.detach().requires_grad_() if _is_float(leaf) else leaf for leaf in leaves], self.parameters
         weights = {layer.parameter for layer in self.graph.layers}
-        tables = {name: p for name, p in self.parameters.items() if name not in weights and varies(p)}
+        tables = {name: p for name, p in self.parameters.items() if name not in weights and _is_float(p)}
         return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
 
     def _ranges(self, count: int) -> Iterator[tuple[int, int]]:
@@ -186,7 +186,7 @@ class CalibratedNetwork:
         return labels.to(self.samples_device)
 
     def _labels(self) -> Tensor:
-        """One class for each sample."""
+        """One class for each sample, for gradients."""
         if self._given_labels is not None:
             return self._given_labels
         probabilities = self._predict().double().softmax(1).cpu()
@@ -194,6 +194,7 @@ class CalibratedNetwork:
         return torch.multinomial(probabilities, 1, generator=generator).flatten().to(self.samples_device)
 
     def _loss_targets(self) -> Tensor:
+        """Classes, or probabilities of classes."""
         if self._given_labels is not None:
             return self._given_labels
         return self._predict().softmax(1)
@@ -220,10 +221,14 @@ class CalibratedNetwork:
         )
 
 
+def _is_float(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
 def _per_sample(
     layer: Layer, layout: SampleLayout | None, x: Tensor, slope: Tensor, samples: int
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Parts of the samples, each with its gradients: samples x outputs x columns."""
+    """Ranges of the samples, each with its gradients: samples x outputs x columns."""
     if not layer.is_convolution:
         if layout is None:
             raise InputError(f"{layer.name} mixes samples: there are no gradients of single samples for it")

@@ -1,3 +1,21 @@
-from .base import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
+"""Sparsity patterns: which masks are allowed, and the best allowed mask for given scores."""
 
-__all__ = ["NM", "Pattern", "PatternRules", "Unstructured", "keep_best", "parse_pattern"]
+from .base import SPREADS, Budget, Group, Pattern, Spread
+from .nm import NM
+from .parse import PatternRules, parse_pattern
+from .unstructured import Unstructured, keep_best, ranks_within, without_lowest
+
+__all__ = [
+    "NM",
+    "SPREADS",
+    "Budget",
+    "Group",
+    "Pattern",
+    "PatternRules",
+    "Spread",
+    "Unstructured",
+    "keep_best",
+    "parse_pattern",
+    "ranks_within",
+    "without_lowest",
+]

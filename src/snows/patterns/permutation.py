@@ -1,7 +1,7 @@
-"""Channels re-ordered before an N:M mask is chosen, so that large weights do not compete within one group of M.
+"""Channels re-ordered before an N:M mask is chosen, so that fewer large weights compete within one group of M.
 
-The network's function stays: whatever holds the same channels (the weights that make them, those that read them,
-biases, batch norms, a whole residual stream) is re-ordered alike. What belongs together is read from the graph.
+The network computes what it did: all tensors that hold the same channels (the weights that make them, those that read
+them, biases, batch norms, a whole residual stream) are re-ordered together. The graph shows which these are.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..data.preparation import with_weights
 from ..errors import InputError
 from ..graph import Graph
 from ..graph.channels import Members, find_spaces
-from .base import NM, Pattern
+from .base import Group, Pattern
 
-_PARTY = 64  # channels among which all swaps are tried at once: larger parties cost more than they find
+_PARTY = 64  # channels among which all swaps are tried at once: larger parties cost more than they gain
 _PASS_WORK = 1e9  # comparisons of two weights in one pass: about a second on one CPU core
 _PASSES = 32
 _LEAST_GAIN = 3e-5  # of the kept magnitude; a pass that gains less is the last
 _STARTS, _STARTS_WORK = 8, 2e7  # few channels are searched from several starts, which cost little there
-# Of the largest output, by dtype: sums are taken in another order now (on a GPU in TF32 where the dtype is float32).
+# Relative to the largest output. Sums are taken in another order (on a GPU in TF32 if the dtype is float32).
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+
+Rows = dict[Group, Tensor]  # magnitudes of the weights that are pruned in such groups: channels x rows
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class PermutedSpace:
 
 @dataclass(frozen=True)
 class Permuted:
-    """A new model with the same function, and what was gained; the totals are over all spaces."""
+    """A model with re-ordered channels, and what that gained. The totals are over all spaces."""
 
     model: nn.Module
     spaces: list[PermutedSpace]
@@ -72,17 +73,18 @@ def permute_channels(
     kwargs: dict[str, Any],
     seed: int = 0,
 ) -> Permuted:
-    """Re-order channels so that the N:M masks of `patterns` (by parameter name) keep more magnitude.
+    """Re-order the model's channels in place, so that the N:M masks of `patterns` keep more magnitude.
 
-    The model is left as it is. `args` and `kwargs` are a call with a few samples: the new model must answer it like
-    the old one in eval mode, else this raises InputError.
+    `patterns` are by parameter name. `args` and `kwargs` are a call with a few samples.
+
+    Raises:
+        InputError: If the model answers this call (in eval mode) otherwise than before. It is then of no more use.
     """
-    result = with_weights(model, {})
-    tensors = dict([*result.named_parameters(remove_duplicate=False), *result.named_buffers(remove_duplicate=False)])
+    tensors = dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
     generator = torch.Generator().manual_seed(seed)
     spaces = []
     with torch.no_grad():
-        expected = _outputs(result, args, kwargs)
+        expected = _outputs(model, args, kwargs)
         for members in find_spaces(graph, tensors):
             rows, consumers = _rows(members, patterns, tensors)
             if consumers:
@@ -90,8 +92,8 @@ def permute_channels(
                 spaces.append(_describe(consumers, rows, order))
                 for name, axis in members:
                     tensors[name].copy_(tensors[name].index_select(axis, order))
-        _compare(result, expected, _outputs(result, args, kwargs))
-    return Permuted(result, spaces)
+        _compare(model, expected, _outputs(model, args, kwargs))
+    return Permuted(model, spaces)
 
 
 def _describe(consumers: list[str], rows: Rows, order: Tensor) -> PermutedSpace:
@@ -108,10 +110,10 @@ def _outputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _compare(model: nn.Module, expected: list[Tensor], given: list[Tensor]) -> None:
+def _compare(model: nn.Module, expected: list[Tensor], outputs: list[Tensor]) -> None:
     dtypes = {tensor.dtype for tensor in [*model.parameters(), *expected]}
     tolerance = max(_TOLERANCE.get(dtype, 0.0) for dtype in dtypes)
-    for a, b in zip(expected, given, strict=True):
+    for a, b in zip(expected, outputs, strict=True):
         scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
         if not torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True):
             raise InputError(
@@ -120,26 +122,22 @@ def _compare(model: nn.Module, expected: list[Tensor], given: list[Tensor]) -> N
             )
 
 
-# The best order of one space.
-
-Rows = dict[NM, Tensor]  # magnitudes that are pruned with one pattern: channels x rows
-
-
 def _rows(members: Members, patterns: Mapping[str, Pattern], tensors: Mapping[str, Tensor]) -> tuple[Rows, list[str]]:
-    """The weights of a space's N:M layers, and their names."""
-    parts: dict[NM, list[Tensor]] = {}
+    """The magnitudes of the N:M layers that read the channels of a space, and these layers' names."""
+    parts: dict[Group, list[Tensor]] = {}
     names = []
     for name, axis in members:
         pattern, weight = patterns.get(name), tensors[name]
-        if axis == 1 and isinstance(pattern, NM) and pattern.refusal(weight.shape) is None:
-            names.append(name)
-            wide = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
-            parts.setdefault(pattern, []).append(wide.abs().movedim(1, 0).flatten(1))
-    return {pattern: torch.cat(part, 1) for pattern, part in parts.items()}, names
+        if axis != 1 or pattern is None or pattern.group is None or pattern.refusal(weight.shape) is not None:
+            continue
+        names.append(name)
+        wide = weight.float() if weight.dtype in (torch.float16, torch.bfloat16) else weight
+        parts.setdefault(pattern.group, []).append(wide.abs().movedim(1, 0).flatten(1))
+    return {group: torch.cat(part, 1) for group, part in parts.items()}, names
 
 
 def best_order(rows: Rows, generator: torch.Generator) -> Tensor:
-    """The order of channels in which the most magnitude is kept, of those found; never worse than the given one."""
+    """The best order of channels that was found: it keeps the most magnitude, and never less than the present one."""
     first = next(iter(rows.values()))
     channels = len(first)
     best = torch.arange(channels, device=first.device)
@@ -155,22 +153,27 @@ def best_order(rows: Rows, generator: torch.Generator) -> Tensor:
 
 
 def kept_magnitude(rows: Rows, order: Tensor) -> Tensor:
-    """What the best masks keep in each block of channels: M of them, or what all patterns' M divide."""
-    block = math.lcm(*(pattern.m for pattern in rows))
+    """What the best masks keep in each block of channels."""
+    block = _block(rows)
     kept = torch.zeros(len(order) // block, dtype=torch.float64)
-    for pattern, part in rows.items():
-        groups = part[order].unflatten(0, (-1, pattern.m)).topk(pattern.n, 1).values.sum((1, 2))
-        kept += groups.cpu().double().view(-1, block // pattern.m).sum(1)
+    for group, part in rows.items():
+        sums = part[order].unflatten(0, (-1, group.size)).topk(group.kept, 1).values.sum((1, 2))
+        kept += sums.cpu().double().view(-1, block // group.size).sum(1)
     return kept
 
 
-def _climb(rows: Rows, order: Tensor, generator: torch.Generator) -> Tensor:
-    """Swap channels of different groups as long as that pays.
+def _block(rows: Rows) -> int:
+    """How many channels hold whole groups of every pattern."""
+    return math.lcm(*(group.size for group in rows))
 
-    In each pass the blocks meet in parties at random; of the swaps within parties those are taken that gain most, one a
-    block, so that each gain is what it would be alone.
+
+def _climb(rows: Rows, order: Tensor, generator: torch.Generator) -> Tensor:
+    """Swap channels of different blocks as long as that gains enough.
+
+    In each pass the blocks meet in random parties. Of the swaps within parties, those that gain most are made, at most
+    one for each block, so that each gains what it would gain alone.
     """
-    block = math.lcm(*(pattern.m for pattern in rows))
+    block = _block(rows)
     blocks = len(order) // block
     work = len(order) * sum(part.shape[1] for part in rows.values())
     parties = max(1, blocks // max(2, int(min(_PARTY, _PASS_WORK / work)) // block))
@@ -182,7 +185,7 @@ def _climb(rows: Rows, order: Tensor, generator: torch.Generator) -> Tensor:
         swapped[i], swapped[j] = order[j], order[i]
         touched = torch.cat([i, j]) // block
         after, before = (kept_magnitude(rows, o.view(blocks, block)[touched].flatten()) for o in (swapped, order))
-        gain = (after - before).view(2, -1).sum(0)  # measured anew: what is proposed carries rounding
+        gain = (after - before).view(2, -1).sum(0)  # measured again, since the proposed gains carry rounding
         won = (gain > 0).to(order.device)
         order[i[won]], order[j[won]] = swapped[i[won]], swapped[j[won]]
         gained = float(gain.clamp(min=0).sum())
@@ -195,26 +198,25 @@ def _climb(rows: Rows, order: Tensor, generator: torch.Generator) -> Tensor:
 def _gains(rows: Rows, order: Tensor, parties: int) -> Tensor:
     """What swapping any two channels of a party would add to the kept magnitude: parties x channels x channels.
 
-    In a group without its member i, a newcomer of magnitude w adds max(w, bar_i), where bar_i is the N-th largest of
-    the others; the member itself adds max(w_i, bar_i). And max(a, b) = (a + b + |a - b|) / 2, whose first two terms
-    cancel between the two groups: what is left are sums of |bar_i - w_j|, for which there is a kernel.
+    In a group without its member i, a new channel of magnitude w adds max(w, bar_i), where bar_i is the N-th largest of
+    the others; the member itself adds max(w_i, bar_i). Since max(a, b) = (a + b + |a - b|) / 2 and the first two terms
+    cancel between the two groups, only sums of |bar_i - w_j| remain, which `cdist` computes.
     """
     total = torch.zeros((), device=order.device)
-    for pattern, part in rows.items():
-        n, m = pattern.n, pattern.m
+    for (size, kept), part in rows.items():
         weights = part[order].unflatten(0, (parties, -1))
-        groups = weights.unflatten(1, (-1, m))
-        last_kept, first_removed = groups.topk(n + 1, 2).values[:, :, n - 1 :].split(1, 2)
+        groups = weights.unflatten(1, (-1, size))
+        last_kept, first_removed = groups.topk(kept + 1, 2).values[:, :, kept - 1 :].split(1, 2)
         bar = torch.where(groups >= last_kept, first_removed, last_kept).flatten(1, 2)
         distance = torch.cdist(bar, weights, p=1)
         gain = (distance - distance.diagonal(dim1=1, dim2=2).unsqueeze(2)) / 2
-        group = torch.arange(weights.shape[1], device=order.device) // m
-        total = total + (gain + gain.mT).masked_fill(group == group.unsqueeze(1), 0)
+        member_of = torch.arange(weights.shape[1], device=order.device) // size
+        total = total + (gain + gain.mT).masked_fill(member_of == member_of.unsqueeze(1), 0)
     return total
 
 
 def _swaps(gains: Tensor, block: int) -> Tensor:
-    """Positions to swap (2 x swaps): the best pairs first, each block in one pair at most."""
+    """Positions to swap (2 x swaps): the best pairs first, each block in at most one pair."""
     of_blocks = gains.unflatten(2, (-1, block)).unflatten(1, (-1, block)).transpose(2, 3).flatten(3)
     best, pair = of_blocks.max(3)  # parties x blocks x blocks
     party, a, b = torch.nonzero(best.triu() > 0, as_tuple=True)

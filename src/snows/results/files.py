@@ -1,16 +1,33 @@
-"""Files that are there whole or not at all, also after a crash."""
+"""Files and folders that are written completely or not at all, even in a crash."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import safetensors
 
 from ..errors import InputError
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:  # missing, no text, no JSON, nested too deep
+        raise InputError(f"cannot read {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"cannot read {path}: expected a JSON object")
+    return data
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """Whoever looks finds the old file or the new one, on disk: written beside, flushed, then moved."""
+    """Write a temporary file beside `path`, flush it to the disk, and rename it."""
     unfinished = None
     try:
         handle, unfinished = tempfile.mkstemp(prefix=f".{path.name[:60]}-", dir=path.parent)
@@ -18,18 +35,47 @@ def write_whole(path: Path, data: bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(unfinished, 0o644)  # readable like any other file, whatever wrote it
+        os.chmod(unfinished, 0o644)  # temporary files are readable for their owner only
         os.replace(unfinished, path)
-        flush_folder(path.parent)
+        _flush_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
     finally:
         if unfinished is not None:
-            Path(unfinished).unlink(missing_ok=True)  # there only after a failure
+            Path(unfinished).unlink(missing_ok=True)  # only there after a failure
 
 
-def flush_folder(folder: Path) -> None:
-    """A file moved into a folder is there after a crash only once the folder itself is on disk."""
+@contextmanager
+def new_folder(directory: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which takes the place of `directory` at the end, when it is safely on the disk."""
+    place = directory.resolve()  # the folder behind a link
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    except OSError as error:
+        raise InputError(f"cannot write to {directory.parent}: {error.strerror}") from error
+    try:
+        yield unfinished
+        _flush(unfinished)
+        _move_to(unfinished, place)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    """Make the files readable for everybody. Until this returns, a power cut may lose what was written."""
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+        with path.open("rb+") as stream:
+            os.fsync(stream.fileno())
+    _flush_folder(folder)
+
+
+def _flush_folder(folder: Path) -> None:
+    """A renamed file can be lost in a crash until its folder is on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -37,3 +83,20 @@ def flush_folder(folder: Path) -> None:
         pass  # some file systems cannot flush folders
     finally:
         os.close(handle)
+
+
+def _move_to(unfinished: Path, place: Path) -> None:
+    """Rename. A folder that is there already is put aside first, and put back after a failure."""
+    if not place.is_dir():
+        os.replace(unfinished, place)
+        _flush_folder(place.parent)
+        return
+    old = unfinished.with_name(f"{unfinished.name}-old")
+    os.replace(place, old)
+    try:
+        os.replace(unfinished, place)
+    except BaseException:
+        os.replace(old, place)
+        raise
+    _flush_folder(place.parent)
+    shutil.rmtree(old, ignore_errors=True)

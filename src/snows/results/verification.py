@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.compact import removes_exactly
+from ..data.compact import nonzero_where_removed
+from ..data.models import build_model, is_code
 from ..data.weights import fill, fitted, read_state, read_tensors
-from ..errors import InputError, SnowsError
-from ..patterns.base import NM, parse_pattern
+from ..errors import ArgumentError, InputError, SnowsError
+from ..patterns import Pattern, parse_pattern
 from ..recipe import Recipe
 from . import probe
-from .report import SCHEMA as REPORT_SCHEMA
-from .storage import (
+from .files import read_json
+from .manifest import (
     COMPACT,
     FILES,
     MANIFEST,
@@ -28,22 +28,37 @@ from .storage import (
     PROBE,
     RECIPE,
     REPORT,
-    file_facts,
+    damage,
     model_file,
-    read_json,
+    read_manifest,
     recorded_source,
-    render_manifest,
 )
+from .report import SCHEMA as REPORT_SCHEMA
+
+_LAYER_KEYS = {"parameter", "shape", "pattern", "weights", "kept"}
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found: one sentence for everything that is wrong, and one for everything worth knowing besides."""
+    """What `snows.verify` has found.
+
+    Attributes:
+        findings: One sentence for everything that is wrong.
+        notes: One sentence for everything else worth knowing, such as a check that was not possible.
+        files: How many files have the checksums of the manifest.
+        layers: How many layers have the pattern, mask and weights that the report says.
+        ok: Whether nothing is wrong.
+
+    Example:
+        >>> import snows
+        >>> snows.Verification(findings=("model.safetensors is missing",)).ok
+        False
+    """
 
     findings: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    files: int = 0  # whose checksums are those of the manifest
-    layers: int = 0  # whose pattern, mask and weights are as reported
+    files: int = 0
+    layers: int = 0
 
     @property
     def ok(self) -> bool:
@@ -51,143 +66,152 @@ class Verification:
 
 
 def verify(directory: str | Path, model: nn.Module | None = None) -> Verification:
-    """Check a saved result: that every byte is as written, then what the files say.
+    """Check a saved result: that every byte is as it was written, then what the files say.
 
-    The pattern and the number of kept weights of each layer, exact zeros where its mask removes, shapes, types and
-    finite values; and, where the model can be built, its answers to the stored inputs. It is built from the recorded
-    name, but a recorded `file.py:factory` is not run: pass `model`, which is left as it is.
+    Checked are the pattern and the number of kept weights of each layer, exact zeros where its mask removes, shapes,
+    types and finite values; and, if there is a model to run, its answers to the stored inputs.
+
+    Args:
+        directory: A folder that `Result.save` or `snows prune --out` wrote.
+        model: The model to run. It is not changed. Default: a new model of the name that the folder records, unless
+            that is code ("file.py:factory"), which is never run.
+
+    Returns:
+        A `Verification` with one sentence for everything that is wrong.
+
+    Raises:
+        InputError: There is no such folder.
+
+    Example:
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     snows.verify(result.save(f"{folder}/pruned"), model)
+        Verification(findings=(), notes=(), files=6, layers=1)
     """
     folder = Path(directory)
     if not folder.is_dir():
         raise InputError(f"there is no folder {folder}")
-    findings, notes, listed = _check_files(folder)
+    findings, notes, files = _check_files(folder)
     if findings:
         return Verification(tuple(findings), (*notes, "the contents were not looked at"))
     try:
-        report, state, masks = _read_contents(folder)
-    except (OSError, ValueError) as error:  # every error of ours on purpose about files is a ValueError
-        return Verification((str(error),), tuple(notes), listed)
-    layers = 0
-    for entry in report["layers"]:
-        wrong = list(_check_layer(entry, state, masks))
-        findings += wrong
-        layers += not wrong
-    findings += _check_whole(report, state, masks)
-    notes += [f"{name} has infinite values" for name in _infinite(state) if name not in masks]
+        contents = _Contents.read(folder)
+    except (OSError, ValueError) as error:  # errors of ours about files are ValueErrors
+        return Verification((str(error),), tuple(notes), files)
+    wrong_layers = [wrong for layer in contents.layers if (wrong := list(contents.check_layer(layer)))]
+    findings = [finding for wrong in wrong_layers for finding in wrong] + contents.check_others()
+    notes += contents.infinite_buffers()
     if not findings:
-        wrong, note = _check_probe(folder, model, state)
+        wrong, not_run = _check_probe(folder, model, contents.state)
         findings += wrong
-        notes += note
-    return Verification(tuple(findings), tuple(notes), listed, layers)
+        notes += not_run
+    return Verification(tuple(findings), tuple(notes), files, len(contents.layers) - len(wrong_layers))
 
 
 def _check_files(folder: Path) -> tuple[list[str], list[str], int]:
-    """Findings, notes and the number of files that are exactly those of the manifest."""
+    """Findings, notes, and the number of files in the manifest."""
     path = folder / MANIFEST
+    if not path.exists():
+        return [f"there is no {path}, so nothing tells whether the files are whole"], [], 0
     try:
-        manifest = read_json(path)
-        files, versions = manifest.get("files"), manifest.get("versions")
-        whole = isinstance(files, dict) and isinstance(versions, dict)
-        # Compared as text: that finds what changes no value, too.
-        if not whole or render_manifest(files, versions).encode() != path.read_bytes():  # type: ignore[arg-type]
-            return [f"{path} is damaged: it is not as it was written"], [], 0
+        files = read_manifest(folder)
     except (InputError, OSError) as error:
-        return (
-            [str(error) if path.exists() else f"there is no {path}, so nothing tells whether the files are whole"],
-            [],
-            0,
-        )
-    assert isinstance(files, dict)
-    findings = [text for name in files if (text := _check_file(folder, name, files[name])) is not None]
-    findings += [
-        f"{path} lists no {name}"
-        for name in (MASKS, REPORT, RECIPE, COMPACT if COMPACT in files else MODEL)
-        if name not in files
-    ]
+        return [str(error)], [], 0
+    findings = [text for name in files if (text := damage(folder, name, files[name])) is not None]
+    needed = (MASKS, REPORT, RECIPE, COMPACT if COMPACT in files else MODEL)
+    findings += [f"{path} lists no {name}" for name in needed if name not in files]
     others = sorted(entry.name for entry in folder.iterdir() if entry.name not in {MANIFEST, *files})
     findings += [f"{folder / name} was not written with the other files" for name in others if name in FILES]
-    notes = [f"{folder / name} is no file of snows" for name in others if name not in FILES]
-    return findings, notes, len(files)
+    return findings, [f"{folder / name} is no file of snows" for name in others if name not in FILES], len(files)
 
 
-def _check_file(folder: Path, name: str, written: Any) -> str | None:
-    """What is wrong with a file of the manifest. Names that snows does not write are not opened."""
-    path = folder / name
-    if name not in FILES or not isinstance(written, dict):
-        return f"{folder / MANIFEST} lists {name!r}, which is no file of snows"
-    if not path.is_file():
-        return f"{path} is missing"
-    try:
-        found = file_facts(path)
-    except OSError as error:
-        return f"cannot read {path}: {error.strerror}"
-    if found["bytes"] != written.get("bytes"):
-        return f"{path} has {found['bytes']} bytes, and had {written.get('bytes')} when it was written"
-    return None if found == written else f"{path} is damaged: its checksum is not that of the manifest"
+@dataclass(frozen=True)
+class _Contents:
+    """What the files of a folder say: the layers of the report, the weights and the masks."""
+
+    layers: list[dict[str, Any]]
+    state: dict[str, Tensor]
+    masks: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Contents:
+        report = read_json(folder / REPORT)
+        if report.get("schema") != REPORT_SCHEMA:
+            raise InputError(
+                f"{folder / REPORT} has schema {report.get('schema')!r}; this version of snows reads {REPORT_SCHEMA}"
+            )
+        layers = report.get("layers")
+        if not isinstance(layers, list) or not all(isinstance(y, dict) and set(y) >= _LAYER_KEYS for y in layers):
+            raise InputError(f"{folder / REPORT} does not list the layers with {', '.join(sorted(_LAYER_KEYS))}")
+        Recipe.from_json((folder / RECIPE).read_text(encoding="utf-8"))
+        return cls(layers, read_state(model_file(folder)), read_state(folder / MASKS))
+
+    def check_layer(self, layer: Mapping[str, Any]) -> Iterator[str]:
+        """What is wrong with a layer of the report."""
+        name = str(layer["parameter"])
+        if name not in self.state or name not in self.masks:
+            yield f"{name} is in the report, but has no {'mask' if name in self.state else 'weight'}"
+            return
+        weight, mask = self.state[name], self.masks[name]
+        if list(weight.shape) != layer["shape"] or list(mask.shape) != layer["shape"]:
+            yield (
+                f"{name} has shape {layer['shape']} in the report, its weight {list(weight.shape)} and its mask "
+                f"{list(mask.shape)}"
+            )
+            return
+        if not weight.is_floating_point() or mask.dtype != torch.bool:
+            yield f"the weight of {name} is {weight.dtype} and its mask {mask.dtype}; expected floats and bools"
+            return
+        yield from _check_mask(name, mask, layer)
+        yield from _check_weight(name, weight, mask)
+
+    def check_others(self) -> list[str]:
+        """What is wrong besides the layers of the report."""
+        reported = {str(layer["parameter"]) for layer in self.layers}
+        findings = [f"{name} has a mask, but is not in the report" for name in self.masks if name not in reported]
+        return findings + [
+            f"{name} has NaN values"
+            for name, tensor in self.state.items()
+            if name not in reported and tensor.is_floating_point() and bool(probe.widened(tensor).isnan().any())
+        ]
+
+    def infinite_buffers(self) -> list[str]:
+        """Notes on infinite values outside of pruned layers: attention masks may have them on purpose."""
+        return [
+            f"{name} has infinite values"
+            for name, tensor in self.state.items()
+            if name not in self.masks and tensor.is_floating_point() and bool(probe.widened(tensor).isinf().any())
+        ]
 
 
-def _read_contents(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    report = read_json(folder / REPORT)
-    if report.get("schema") != REPORT_SCHEMA:
-        raise InputError(
-            f"{folder / REPORT} has schema {report.get('schema')!r}; this version of snows reads {REPORT_SCHEMA}"
-        )
-    layers = report.get("layers")
-    keys = {"parameter", "shape", "pattern", "weights", "kept"}
-    if not isinstance(layers, list) or not all(isinstance(layer, dict) and keys <= set(layer) for layer in layers):
-        raise InputError(f"{folder / REPORT} does not list the layers with {', '.join(sorted(keys))}")
-    Recipe.from_json((folder / RECIPE).read_text(encoding="utf-8"))
-    return report, read_state(model_file(folder)), read_state(folder / MASKS)
-
-
-def _check_layer(entry: dict[str, Any], state: dict[str, Tensor], masks: dict[str, Tensor]) -> Iterator[str]:
-    name = str(entry["parameter"])
-    if name not in state or name not in masks:
-        yield f"{name} is in the report, but has no {'mask' if name in state else 'weight'}"
-        return
-    weight, mask = state[name], masks[name]
-    if list(weight.shape) != entry["shape"] or list(mask.shape) != entry["shape"]:
-        yield (
-            f"{name} has shape {entry['shape']} in the report, its weight {list(weight.shape)} and its mask "
-            f"{list(mask.shape)}"
-        )
-        return
-    if not weight.is_floating_point() or mask.dtype != torch.bool:
-        yield f"the weight of {name} is {weight.dtype} and its mask {mask.dtype}; expected floats and bools"
-        return
+def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[str]:
     kept = int(mask.sum())
-    if (kept, mask.numel()) != (entry["kept"], entry["weights"]):
-        yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {entry['kept']} of {entry['weights']}"
-    pattern = parse_pattern(entry["pattern"]) if re.fullmatch(r"\d+:\d+", str(entry["pattern"])) else None
-    if isinstance(pattern, NM):
-        if pattern.refusal(mask.shape) is not None:
-            yield f"{name} cannot be {pattern}: {pattern.refusal(mask.shape)}"
-        elif wrong := pattern.violations(mask):
-            yield f"{name} keeps more than {pattern} allows in {wrong} groups"
-    if left := int(removes_exactly(weight, mask).sum()):
+    if (kept, mask.numel()) != (layer["kept"], layer["weights"]):
+        yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {layer['kept']} of {layer['weights']}"
+    pattern = _pattern(layer["pattern"])
+    if pattern is None:
+        return
+    if (refusal := pattern.refusal(mask.shape)) is not None:
+        yield f"{name} cannot be {pattern}: {refusal}"
+    elif groups := pattern.violations(mask):
+        yield f"{name} keeps more than {pattern} allows in {groups} groups"
+
+
+def _pattern(text: object) -> Pattern | None:
+    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own."""
+    try:
+        return None if text == "given" else parse_pattern(text)
+    except ArgumentError:
+        return None
+
+
+def _check_weight(name: str, weight: Tensor, mask: Tensor) -> Iterator[str]:
+    if left := int(nonzero_where_removed(weight, mask).sum()):
         yield f"{name} is not exactly zero at {left} of the weights that its mask removes"
     if not bool(torch.isfinite(probe.widened(weight)).all()):
         yield f"{name} has NaN or infinite weights"
-
-
-def _check_whole(report: dict[str, Any], state: dict[str, Tensor], masks: dict[str, Tensor]) -> list[str]:
-    """What no single layer shows."""
-    reported = {str(layer["parameter"]) for layer in report["layers"]}
-    findings = [f"{name} has a mask, but is not in the report" for name in masks if name not in reported]
-    return findings + [
-        f"{name} has NaN values"
-        for name, tensor in state.items()
-        if name not in reported and tensor.is_floating_point() and bool(probe.widened(tensor).isnan().any())
-    ]
-
-
-def _infinite(state: dict[str, Tensor]) -> list[str]:
-    """By name. Buffers may well be so: -inf is how many attention masks say "not this one"."""
-    return [
-        name
-        for name, tensor in state.items()
-        if tensor.is_floating_point() and bool(probe.widened(tensor).isinf().any())
-    ]
 
 
 def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]) -> tuple[list[str], list[str]]:
@@ -203,13 +227,13 @@ def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]
         return [], [f"the probe was not run: {ready}"]
     try:
         _fill_exactly(ready, state, str(model_file(folder)))
-        found = probe.answer(ready, call)
+        outputs = probe.answer(ready, call)
     except SnowsError as error:
         return [str(error)], []
     except Exception as error:  # the model's own code
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return [f"{type(ready).__name__} does not run on the stored inputs: {line}"], []
-    wrong = probe.difference(ready, found, recorded)
+    wrong = probe.difference(ready, outputs, recorded)
     return ([] if wrong is None else [f"the model gives {wrong}, on the stored inputs"]), []
 
 
@@ -218,10 +242,8 @@ def _build(folder: Path) -> nn.Module | str:
     source = recorded_source(folder)
     if source is None:
         return "the result does not record which model it was made from; give one"
-    if source.rpartition(":")[0].endswith(".py"):
+    if is_code(source):
         return f"{source} is code, and code that a folder names is not run; give the model if you trust it"
-    from ..data.models import build_model
-
     try:
         return build_model(source, pretrained=False)
     except SnowsError as error:
@@ -229,6 +251,6 @@ def _build(folder: Path) -> nn.Module | str:
 
 
 def _fill_exactly(model: nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """As `fill` does, but in the types of the file: the module may be of another precision."""
+    """As `fill`, but in the types of the file: the module may be in another precision."""
     fill(model, state, origin)
     model.load_state_dict(fitted(state, model.state_dict()), strict=False, assign=True)

@@ -7,7 +7,8 @@ from torch.fx import Node
 
 from ..devices.memory import Memory
 from ..graph import Graph
-from ..graph.segment import Cost, SampleLayout
+from ..graph.cost import Cost
+from ..graph.segment import SampleLayout
 from ..plan import Plan, PlannedLayer
 from .objective import CurvatureKind
 from .settings import Settings

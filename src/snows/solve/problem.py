@@ -76,7 +76,7 @@ class LayerProblem:
         self._teacher = Teacher(self.segment, stream, self.dense.parameters, self.dense_outputs)
         cost = self.segment.cost
         sample_bytes = cost.prelude_bytes
-        if self.pruned.rests:  # inputs are copied to the device; otherwise the stream holds them there
+        if self.pruned.offloaded:  # inputs are copied to the device; otherwise the stream holds them there
             sample_bytes += cost.input_bytes
         if self.dense_outputs is None:
             sample_bytes += cost.output_bytes

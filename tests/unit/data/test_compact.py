@@ -21,7 +21,7 @@ import snows
 from snows import InputError
 from snows.data.compact import PACKED_MASKS, PACKED_MODEL, expand_state, pack_masks, pack_state, unpack_masks
 from snows.data.weights import read_state
-from snows.patterns.base import parse_pattern
+from snows.patterns import parse_pattern
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from snows.graph import capture
-from snows.graph.functional import made_plain
-from snows.graph.operators import IN_PLACE, SHAPE
+from snows.graph.functional import replace_nodes
+from snows.graph.operators import operator_of, out_of_place
 from tests.networks import NETWORKS, call_arguments, example, make
 
 
@@ -64,7 +64,7 @@ class OwnStatistics(nn.Module):
 
 
 def _computes(node: Node) -> bool:
-    return isinstance(node.meta["val"], Tensor) and node.target not in SHAPE
+    return isinstance(node.meta["val"], Tensor) and not operator_of(node).shape_only
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, "changed after reading", "no affine"])
@@ -77,11 +77,13 @@ def test_plain_networks_need_no_second_trace(name: str, monkeypatch: pytest.Monk
         inputs = torch.randn(4, 2, 3, 3, dtype=torch.float64)
     fast = capture(model, *call_arguments(inputs))
     traced = []
-    monkeypatch.setattr(sys.modules["snows.graph.capture"], "made_plain", lambda exported: traced.append(exported))
+    monkeypatch.setattr(
+        sys.modules["snows.graph.functional"], "replace_nodes", lambda exported: traced.append(exported)
+    )
     slow = capture(model, *call_arguments(inputs))
     assert traced
     for graph in (fast, slow):
-        assert not any(node.target in IN_PLACE for node in graph.nodes)
+        assert not any(out_of_place(node) for node in graph.nodes)
     found, expected = (
         [(str(n.target), n.meta["bytes"], n.meta["flops"]) for n in graph.nodes if _computes(n)]
         for graph in (fast, slow)
@@ -99,5 +101,5 @@ def test_networks_that_are_not_plain_are_left_to_torch(make_model: Any) -> None:
     x = torch.randn(4, 2, 3, 3)
     exported = torch.export.export(model, (x,), strict=False)
     before = str(exported.graph)
-    assert not made_plain(exported)
+    assert not replace_nodes(exported)
     assert str(exported.graph) == before

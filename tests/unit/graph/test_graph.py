@@ -263,8 +263,8 @@ UNCAPTURABLE = {
         lambda fc, x: F.dropout(fc(x), 0.5, training=True),
         r"^Forward gives different outputs for the same input in eval mode .*make its forward deterministic",
     ),
-    "a batch size in reshape": (lambda fc, x: fc(x).reshape(2, 2, 2).flatten(1), "take sizes from the input's shape"),
-    "a batch size in a constant": (lambda fc, x: fc(x) + torch.ones(2, 4), "take sizes from the input's shape"),
+    "a batch size in reshape": (lambda fc, x: fc(x).reshape(2, 2, 2).flatten(1), "take the batch size from x.shape"),
+    "a batch size in a constant": (lambda fc, x: fc(x) + torch.ones(2, 4), "take the batch size from x.shape"),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from snows.masks.alps import ALPS
 from snows.masks.obc import OBC
-from snows.patterns.base import Pattern, Unstructured
+from snows.patterns import Pattern, Unstructured
 from tests.masks import damped_per_row, each_layer, fit_all, layer, squared_error
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snows.masks.cap import CAP
-from snows.patterns.base import NM, Unstructured
+from snows.patterns import NM, Unstructured
 from tests.masks import FakeNetwork, best_fit, fisher_of, greedy
 
 CAP_LAYERS = {"a": (3, 4), "b": (2, 4, 1, 3), "c": (5, 7)}

@@ -13,7 +13,7 @@ from torch import Tensor
 from snows.masks.cbs import CBS, _Swaps
 from snows.masks.fisher import slices
 from snows.masks.magnitude import Magnitude
-from snows.patterns.base import Unstructured
+from snows.patterns import Unstructured
 from tests.masks import TWO_LAYERS, FakeNetwork, fisher_of
 
 

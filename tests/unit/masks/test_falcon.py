@@ -11,7 +11,7 @@ import torch
 from snows.errors import ArgumentError
 from snows.masks.chita import CHITA
 from snows.masks.falcon import FALCON, two_budgets
-from snows.patterns.base import Unstructured
+from snows.patterns import Unstructured
 from tests.masks import TWO_LAYERS, FakeNetwork
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from snows.linalg import rows as layout
 from snows.masks.sparsegpt import SparseGPT
-from snows.patterns.base import NM, Pattern
+from snows.patterns import NM, Pattern
 from tests.masks import damped_per_row, each_layer, layer
 
 

@@ -19,7 +19,7 @@ from snows.data.samples import read_samples
 from snows.errors import InputError
 from snows.graph import Graph, capture
 from snows.masks.statistics import CalibratedNetwork
-from snows.patterns.base import Unstructured
+from snows.patterns import Unstructured
 from tests.networks import call_arguments, captured, example, make, prunable
 from tests.oracles import layer_input_output, patches
 

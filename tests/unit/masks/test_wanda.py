@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from snows.masks.wanda import Wanda
-from snows.patterns.base import NM, Pattern
+from snows.patterns import NM, Pattern
 from tests.masks import each_layer, groups_of, layer
 
 

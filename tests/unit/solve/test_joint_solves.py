@@ -16,7 +16,7 @@ import snows
 from snows.data.streams import Batches, Stream
 from snows.events import Event, LayerStarted
 from snows.graph import Graph, capture
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.plan import make_plan, role
 from snows.solve.problem import LayerProblem
 from tests.networks import Attention as Packed
@@ -172,7 +172,7 @@ def test_every_spelling_gives_the_same_result() -> None:
     for result in results.values():
         torch.testing.assert_close(joined(result.model), joined(wanted.model), rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(result.model(x), wanted.model(x), rtol=1e-6, atol=1e-6)
-        assert result.report.events == wanted.report.events
+        assert result.report.solve_outcomes == wanted.report.solve_outcomes
 
 
 def test_the_report_names_what_was_solved_together() -> None:
@@ -188,7 +188,7 @@ def test_the_report_names_what_was_solved_together() -> None:
     assert started[0].layer == " + ".join(group)
     assert started[-1].total == 4
     outcomes = {solve.outcome for layer in layers.values() for solve in layer.solves}
-    ended = sum(result.report.events[outcome] for outcome in outcomes)
+    ended = sum(result.report.solve_outcomes[outcome] for outcome in outcomes)
     assert ended == 4 * RECIPE.sweeps
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from snows.errors import ArgumentError
 from snows.graph import Graph, capture
 from snows.graph.kind import NetworkKind, kind_of
-from snows.patterns.base import PatternRules
+from snows.patterns import PatternRules
 from snows.recipe import DEFAULT, PAPER, Recipe
 from snows.solve.cg import CGOptions
 from snows.solve.newton import NewtonOptions

@@ -7,15 +7,16 @@ import sys
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h of glibc
 _KEPT_BYTES = 1 << 30
-_LARGEST_THRESHOLD = 32 << 20  # where glibc takes no larger one
+_LARGEST_THRESHOLD = 32 << 20  # the most that some versions of glibc accept
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory instead of giving it back to the system.
+    """Let glibc keep freed memory instead of returning it to the system. Does nothing with other C libraries.
 
-    Activations are allocated and freed all the time, and pages fresh from the system must be cleared first: on a CPU
-    that took a tenth of a run. Does nothing with other C libraries.
+    A run allocates and frees activations all the time, and the system clears every new page first.
     """
+    # Measured: `snows prune --quiet` on the embedded network, two cores of a busy machine, six alternating runs each.
+    # With / without: median 29.9 / 31.7 s wall (best 25.4 / 29.5), 51.7 / 58.5 s user + system, 3 / 10 s system.
     if not sys.platform.startswith("linux"):
         return
     try:

@@ -1,0 +1,110 @@
+"""Images as inputs of a network: decoded from files or bytes, cropped, normalized."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+
+_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_RESIZED = 256 / 224  # the shorter side before the crop, as for ImageNet
+
+
+def labeled_files(root: Path) -> list[tuple[Path, int]]:
+    """The images of a folder with one folder inside per class, in the order of their names; labels count classes."""
+    if not root.is_dir():
+        raise InputError(f"there is no folder {root}")
+    classes = sorted(entry for entry in root.iterdir() if entry.is_dir())
+    files = [
+        (file, label)
+        for label, folder in enumerate(classes)
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in _SUFFIXES
+    ]
+    if not files:
+        raise InputError(f"{root} has no images in class folders (expected {root}/CLASS/image.jpg)")
+    return files
+
+
+def read_images(files: Sequence[Path], size: int) -> np.ndarray:
+    """Pixels (n x size x size x 3) of images whose shorter side is resized and whose centre is cropped."""
+    with ThreadPoolExecutor() as pool:
+        return np.stack(list(pool.map(lambda file: _read_image(file, size), files)))
+
+
+def decode_jpegs(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
+    """Pixels (n x height x width x 3) of images of one size, whose bytes follow each other."""
+    image = _pillow()
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "ui" or offsets.ndim != 1:
+        raise InputError(
+            f"{path}: jpeg is {jpeg.dtype} and offsets {offsets.dtype}; expected the bytes of all files one after the "
+            "other (uint8), and whole numbers: where each file begins, and where the last one ends"
+        )
+
+    def decode(i: int) -> np.ndarray:
+        try:
+            with image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())) as picture:
+                return np.asarray(_as_rgb(picture))
+        except Exception as error:  # damaged images raise many kinds
+            raise InputError(f"{path}: image {i} cannot be decoded: {reason(error)}") from error
+
+    with ThreadPoolExecutor() as pool:
+        pictures = list(pool.map(decode, range(len(offsets) - 1)))
+    shapes = {picture.shape for picture in pictures}
+    if len(shapes) != 1:
+        raise InputError(f"{path}: the images have {len(shapes)} different sizes; expected one")
+    return np.stack(pictures)
+
+
+def as_inputs(pixels: np.ndarray) -> Tensor:
+    """Bytes (n x height x width x channels) as floats between 0 and 1 (n x channels x height x width)."""
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255)
+
+
+def normalize(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """(x - mean) / std for each channel, in place."""
+    if len(mean) not in (1, x.shape[1]) or len(std) not in (1, x.shape[1]):
+        raise InputError(f"the images have {x.shape[1]} channels, mean and std have {len(mean)} and {len(std)} entries")
+    return x.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1)).contiguous()
+
+
+def reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _read_image(file: Path, size: int) -> np.ndarray:
+    image = _pillow()
+    try:
+        with image.open(file) as picture:
+            picture = _as_rgb(picture)
+    except Exception as error:  # damaged images raise many kinds
+        raise InputError(f"{file} cannot be read as an image: {reason(error)}") from error
+    scale = round(size * _RESIZED) / min(picture.size)
+    resized = picture.resize((max(size, round(picture.width * scale)), max(size, round(picture.height * scale))))
+    left, top = (resized.width - size) // 2, (resized.height - size) // 2
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def _as_rgb(picture: Any) -> Any:
+    """8 bits per color. Pillow by itself would clip 16 bits at 255 and round fractions to 0."""
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format == "PNG"):
+        return _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
+    if picture.mode in ("I", "F"):
+        raise ValueError("its pixels are 32-bit numbers of unknown range; save it with 8 or 16 bits for each color")
+    return picture.convert("RGB")
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("pillow is needed to read images; install it with: pip install 'snows[images]'") from error
+    return Image
