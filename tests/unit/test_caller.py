@@ -30,6 +30,11 @@ def warn(words: str = WORDS) -> None:
     warnings.warn(words, SnowsWarning, stacklevel=2)
 
 
+def warn_and_fail() -> None:
+    warn()
+    raise ZeroDivisionError
+
+
 # Random state and modes
 
 
@@ -74,8 +79,7 @@ def test_a_warning_is_shown_even_if_the_run_fails() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         with pytest.raises(ZeroDivisionError), surroundings(events):
-            warn()
-            raise ZeroDivisionError
+            warn_and_fail()
     assert [(each.category, str(each.message)) for each in caught] == [(SnowsWarning, WORDS)]
     assert events == [Warned(WORDS)]
 
@@ -100,8 +104,7 @@ def test_a_filter_that_makes_errors_of_warnings_stops_the_run() -> None:
         warnings.simplefilter("error")
         before = list(warnings.filters)
         with pytest.raises(SnowsWarning, match=WORDS), surroundings(events):
-            warn()
-            events.append(Warned("never"))
+            warn_and_fail()
         assert list(warnings.filters) == before
     assert events == [Warned(WORDS)]
 
