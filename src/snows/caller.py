@@ -1,4 +1,4 @@
-"""What belongs to the caller and is put back after a run: random state, gradient mode, warnings."""
+"""What belongs to the caller and is put back after a run: random state, gradient mode, warning filters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from .errors import SnowsWarning
 from .events import Listener, Warned
 
-_OWN_FRAMES = ("snows.", "contextlib")
+_NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
 
 
 @contextmanager
 def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[None]:
-    """Random state, gradient mode and inference mode of our own; warnings reach the user at once and are events."""
+    """Within this context a run has a random state and a gradient mode of its own, and its warnings are events."""
     cuda = device is not None and device.type == "cuda" and torch.cuda.is_available()
     with (
         _warnings_as_events(notify),
@@ -31,20 +31,23 @@ def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[
 
 @contextmanager
 def _warnings_as_events(notify: Listener) -> Iterator[None]:
-    """Each of our warnings becomes an event and is shown once, under the caller's filters, at the caller's line."""
-    filters, show_others = list(warnings.filters), warnings.showwarning
+    """Each of our warnings is an event, and is shown at once: under the caller's filters, at the caller's line.
+
+    The same message is shown once. Warnings of others are shown as ever.
+    """
+    filters, show_as_before = list(warnings.filters), warnings.showwarning
     filename, line, registry = _caller()
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
         if not issubclass(category, SnowsWarning):
-            show_others(message, category, *where, **options)
+            show_as_before(message, category, *where, **options)
         elif str(message) not in shown:
             shown.add(str(message))
             notify(Warned(str(message)))
             with warnings.catch_warnings():
-                warnings.filters[:] = filters  # type: ignore[index]  # a list, whatever the stubs say
-                warnings.showwarning = show_others
+                warnings.filters[:] = filters  # type: ignore[index]  # a list, though typed as a sequence
+                warnings.showwarning = show_as_before
                 warnings.warn_explicit(str(message), category, filename, line, registry=registry)
 
     with warnings.catch_warnings():
@@ -56,6 +59,6 @@ def _warnings_as_events(notify: Listener) -> Iterator[None]:
 def _caller() -> tuple[str, int, dict[Any, int]]:
     """File, line and warning registry of the first frame outside of this package."""
     frame = sys._getframe()
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_OWN_FRAMES):
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_NOT_THE_CALLER):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.setdefault("__warningregistry__", {})

@@ -337,11 +337,11 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         "recipe cg steps was 2 and is 3": lambda: compare(recipe=QUICK.replace(cg_steps=3), out=out),
         "recipe horizon was 1 and is 0": lambda: compare(horizon=0, out=out),
         "layers was none and is 2": lambda: compare(layers="2", out=out),
-        "the test samples are others": lambda: compare(test_labels=(LABELS + 1) % 3, out=out),
-        "the calibration samples are others; samples was 24 and is 23": lambda: snows.compare(
+        "the test samples differ": lambda: compare(test_labels=(LABELS + 1) % 3, out=out),
+        "the calibration samples differ; samples was 24 and is 23": lambda: snows.compare(
             MODEL, X[:23], "2:4", "magnitude", test=TEST, test_labels=LABELS, recipe=QUICK, out=out
         ),
-        "the model's weights are others": lambda: snows.compare(
+        "the model's weights differ": lambda: snows.compare(
             other, X, "2:4", "magnitude", test=TEST, test_labels=LABELS, recipe=QUICK, out=out
         ),
     }

@@ -121,8 +121,11 @@ def factory(folder: Path) -> str:
     return f"{folder / 'net.py'}:make"
 
 
-def test_code_that_a_folder_names_is_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", [True, False])
+def test_code_that_a_folder_names_is_not_run(manifest: bool, tmp_path: Path) -> None:
     folder = saved_from(factory(tmp_path), tmp_path / "out")
+    if not manifest:
+        (folder / "manifest.json").unlink()
     with pytest.raises(
         InputError, match=r"out was made from .*net\.py:make, and code that a folder names is not run; "
     ):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import snows
 from snows import ArgumentError, SnowsWarning
 from snows.masks import Choice
 from tests.networks import example, make
-from tests.prunes import QUICK, SAMPLES, check, quick
+from tests.prunes import QUICK, SAMPLES, check, quick, weights
 
 
 @pytest.mark.parametrize("mask", ["magnitude", "random", "wanda", snows.Magnitude(), snows.Wanda()])
@@ -152,3 +154,75 @@ def test_layers_that_do_not_fit_the_pattern_are_listed() -> None:
     result = quick("depthwise", "2:4")
     reasons = {layer.name: layer.reason for layer in result.report.dense_layers}
     assert reasons["2"] == "its 1 input channels per group are no multiple of 4"
+
+
+# Given masks beside a pattern
+
+TWO_OF_FOUR = torch.tensor([True, False, True, False]).repeat(16).view(8, 8)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_given_mask_that_breaks_the_pattern_is_reported_as_given(compact: bool, tmp_path: Path) -> None:
+    """And what is saved agrees with its report."""
+    mask = TWO_OF_FOUR.clone()
+    mask[0, :4] = torch.tensor([True, True, True, False])
+    with pytest.warns(SnowsWarning, match="^2 is not 2:4: the given mask breaks it in 1 places"):
+        result = quick("mlp", "2:4", mask={"2": mask})
+    (layer,) = result.report.layers
+    assert (layer.pattern, layer.kept) == ("given", 33)
+    assert torch.equal(result.masks["2.weight"], mask)
+    assert any("is not 2:4" in warning for warning in result.report.warnings)
+    snows.verify(result.save(tmp_path / "out", compact=compact))
+
+
+@pytest.mark.parametrize("solver", ["newton", None])
+def test_a_given_mask_that_keeps_the_pattern_is_reported_with_it(solver: str | None, tmp_path: Path) -> None:
+    result = quick("mlp", "2:4", mask={"2": TWO_OF_FOUR}, solver=solver)
+    (layer,) = result.report.layers
+    assert (layer.pattern, layer.sparsity) == ("2:4", 0.5)
+    assert result.report.warnings == []
+    snows.verify(result.save(tmp_path / "out"))
+
+
+# Layers as any iterable
+
+
+@pytest.mark.parametrize("argument", ["layers", "exclude"])
+def test_names_of_layers_may_come_from_a_generator(argument: str) -> None:
+    """Also where the network is planned twice, before and after its channels are permuted."""
+    chosen, given = ["conv1", "conv2"], {"layers": ["conv1", "conv2"], "exclude": ["shortcut.0", "last"]}
+    for permute in (False, True):
+        names = (name for name in given[argument])
+        result = quick("residual", "2:4", permute=permute, **{argument: names})
+        assert [layer.name for layer in result.report.layers] == chosen
+
+
+class Names(AbstractSet):
+    """A set whose order is known; that of `set` depends on the hash seed of the process."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = list(names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@pytest.mark.parametrize("argument", ["layers", "exclude"])
+def test_a_run_with_a_set_of_layers_is_resumed_in_any_order(argument: str, tmp_path: Path) -> None:
+    first, again, other = (
+        quick("residual", "2:4", resume=folder, **{argument: Names(names)})
+        for folder, names in (
+            (tmp_path / "state", ["conv1", "last"]),
+            (tmp_path / "state", ["last", "conv1"]),
+            (tmp_path / "other", ["last", "conv1"]),
+        )
+    )
+    assert again.report.recalled_solves == 2 * len(first.report.layers)
+    assert torch.equal(weights(first), weights(again))
+    assert torch.equal(weights(first), weights(other))

@@ -161,11 +161,11 @@ def test_a_folder_of_another_run_is_refused_with_the_difference(
 def test_another_model_and_other_data_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "state")
     model, x = network()
-    with pytest.raises(InputError, match="the calibration samples are others"):
+    with pytest.raises(InputError, match="the calibration samples differ"):
         snows.prune(model, x + 1, "2:4", recipe=RECIPE, resume=tmp_path / "state", progress=False)
     with torch.no_grad():
         model[2].weight += 1
-    with pytest.raises(InputError, match="the model's weights are others"):
+    with pytest.raises(InputError, match="the model's weights differ"):
         snows.prune(model, x, "2:4", recipe=RECIPE, resume=tmp_path / "state", progress=False)
 
 

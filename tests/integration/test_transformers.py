@@ -194,7 +194,7 @@ def test_a_name_that_cannot_be_found_is_one_sentence(run: Snows, monkeypatch: py
 
     module.AutoConfig = SimpleNamespace(from_pretrained=absent)
     monkeypatch.setitem(sys.modules, "transformers", module)
-    words = "error: hf:no/such cannot be built: no/such is not a local folder (where"
+    words = "error: hf:no/such cannot be built: no/such is not a local folder (if"
     assert_error(run("inspect", "hf:no/such"), 1, words)
 
 

@@ -23,14 +23,15 @@ from snows.cli.main import main
 from snows.cli.request import Request, read_config
 from snows.data.samples import check_seed
 from snows.data.sources import DataConfig, load_data
+from snows.data.weights import read_state
 from snows.patterns import PatternRules
 from snows.recipe import Recipe
-from snows.results import journal as state
-from snows.results import probe, storage
+from snows.results import journal, probe
 from snows.results.folder import Folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-from fuzz import TARGETS, Fuzz, fuzzing
+from fuzzing.run import Fuzz, fuzzing
+from fuzzing.targets import TARGETS
 
 CASES = 40  # of each target
 DEEP = "[" * 100_000
@@ -57,7 +58,7 @@ def test_the_fuzz_sees_a_traceback_and_a_file_elsewhere(tmp_path: Path, monkeypa
     def leaking(case: object) -> None:
         (tmp_path / "elsewhere").write_text("x")
 
-    monkeypatch.setattr("fuzz.TARGETS", {broken: 1, leaking: 1})
+    monkeypatch.setattr("fuzzing.run.TARGETS", {broken: 1, leaking: 1})
     with fuzzing(tmp_path / "failures") as ready:
         ready.run(0, 0, "broken")
         ready.run(0, 1, "leaking")
@@ -180,12 +181,12 @@ def test_seeds_of_more_than_64_bits_are_refused(seed: object) -> None:
 def test_a_finished_layer_that_is_not_ours_is_done_again(
     tmp_path: Path, tensors: dict[str, torch.Tensor], note: str
 ) -> None:
-    journal = state.DiskJournal(tmp_path / "resume", {}, torch.device("cpu"))
+    kept = journal.DiskJournal(tmp_path / "resume", {}, torch.device("cpu"))
     data = save(tensors, metadata={"note": note})
-    name = f"sweep00-layer0000-{state._digest(data)}.safetensors"
+    name = f"sweep00-layer0000-{journal._digest(data)}.safetensors"
     (tmp_path / "resume" / "layers" / name).write_bytes(data)
     with pytest.warns(snows.SnowsWarning, match="is damaged"):
-        assert journal.recall(0, 0) is None
+        assert kept.recall(0, 0) is None
 
 
 def test_4_bit_floats_are_refused(tmp_path: Path) -> None:
@@ -194,13 +195,13 @@ def test_4_bit_floats_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(struct.pack("<Q", len(words)) + words + b"\0\0")
     with pytest.raises(snows.InputError):
-        storage.read_state(path)
+        read_state(path)
 
 
 def test_8_bit_floats_are_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     save_file({"w": torch.tensor([1.0, 2.0]).to(torch.float8_e4m3fn)}, path)
-    kept = storage.read_state(path)["w"]
+    kept = read_state(path)["w"]
     assert probe.difference(nn.Identity(), [torch.tensor([1.0, 2.0])], [kept]) is None
     assert probe.difference(nn.Identity(), [torch.tensor([1.0, 3.0])], [kept]) is not None
 

@@ -88,8 +88,10 @@ class DiskJournal(Journal):
         self._write(_start(sweep), _named(choice.masks, choice.weights), "")
 
     def _write(self, name: str, tensors: dict[str, Tensor], note: str) -> None:
-        plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-        data = save(plain, metadata={"note": note})
+        copies = {  # safetensors refuses tensors that share memory
+            key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()
+        }
+        data = save(copies, metadata={"note": note})
         for old in self._files(name):
             old.unlink()
         write_whole(self._place / f"{name}-{_digest(data)}.safetensors", data)

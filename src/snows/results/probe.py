@@ -1,4 +1,4 @@
-"""A few inputs and what the model answered to them, kept beside it: whoever loads it can see that it still does."""
+"""A few inputs that are saved with a model, and its answers: later it must still give the same ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils import _pytree as pytree
 
 SAMPLES = 2
 _INPUT, _OUTPUT, _CALL = "input.", "output.", "snows.probe"
-# Of the largest output. Another machine adds up in another order, and half precision forgets more of it.
+# Relative to the largest output: other machines sum in another order.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
-    """Copies of the inputs on the CPU, in the model's dtype."""
+    """The arguments of a call, copied to the CPU, floats in the model's dtype."""
 
     def keep(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -33,12 +33,12 @@ def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dt
 
 
 def record(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Tensors and metadata of a probe file; None where the call cannot be written down or the model does not run."""
+    """Tensors and metadata of a probe file; None if the call cannot be written as JSON or the model does not run."""
     inputs: list[Tensor] = []
     try:
         words = json.dumps(_describe(list(call), inputs))
         outputs = answer(model, call)
-    except Exception:  # the user's own code, and a result is saved without a probe rather than not at all
+    except Exception:  # from the user's own code; a result without a probe is better than none
         return None
     tensors = {f"{_INPUT}{index}": tensor for index, tensor in enumerate(inputs)}
     tensors |= {f"{_OUTPUT}{index}": tensor for index, tensor in enumerate(outputs)}
@@ -47,7 +47,7 @@ def record(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, s
 
 
 def read(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Call, list[Tensor]]:
-    """The call and the recorded outputs of a probe file; ValueError where they are not there."""
+    """The call and the recorded outputs of a probe file. Raises ValueError if it holds none."""
     try:
         args, kwargs = _rebuild(json.loads(metadata[_CALL]), tensors)
         outputs = [tensors[f"{_OUTPUT}{i}"] for i in range(sum(name.startswith(_OUTPUT) for name in tensors))]
@@ -57,23 +57,23 @@ def read(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Ca
 
 
 def answer(model: nn.Module, call: Call) -> list[Tensor]:
-    """All tensors that the model gives, on the CPU. A copy is run: the model keeps its device and its mode."""
+    """All output tensors of the model on the CPU. A copy is run, so the model keeps its device and its mode."""
     ready = copy.deepcopy(model).cpu().eval()
     with torch.no_grad():
-        found = ready(*call[0], **call[1])
-    return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]
+        outputs = ready(*call[0], **call[1])
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
 
 
-def difference(model: nn.Module, found: list[Tensor], recorded: list[Tensor]) -> str | None:
-    """How the outputs differ by more than rounding, in words; None if they do not."""
-    if [tensor.shape for tensor in found] != [tensor.shape for tensor in recorded]:
+def difference(model: nn.Module, outputs: list[Tensor], recorded: list[Tensor]) -> str | None:
+    """How the outputs differ from the recorded ones, beyond rounding; None if they do not."""
+    if [tensor.shape for tensor in outputs] != [tensor.shape for tensor in recorded]:
         return "outputs of other shapes"
     coarsest = max([_tolerance(tensor) for tensor in (*model.parameters(), *recorded)], default=0.0)
-    for new, old in zip(map(widened, found), map(widened, recorded), strict=True):
+    for new, old in zip(map(widened, outputs), map(widened, recorded), strict=True):
         if not old.numel() or torch.equal(new, old):
             continue
         if not torch.equal(new.isnan(), old.isnan()):
-            return "outputs that are NaN elsewhere"
+            return "outputs that are NaN in other places"
         new, old = (tensor.nan_to_num(0.0).double() for tensor in (new, old))
         distance, scale = float((new - old).abs().max()), float(old.abs().max())
         if not distance <= coarsest * scale:
@@ -82,7 +82,7 @@ def difference(model: nn.Module, found: list[Tensor], recorded: list[Tensor]) ->
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """Floats of 8 bits as floats of 32, which torch can compare."""
+    """8-bit floats, which torch cannot compare, as 32-bit ones."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
@@ -91,7 +91,7 @@ def _tolerance(tensor: Tensor) -> float:
 
 
 def _describe(value: Any, tensors: list[Tensor]) -> Any:
-    """Nested arguments as JSON. A list, tuple or dict is written with its kind, so that data cannot look like one."""
+    """Nested arguments as JSON. Each container is an object that names its kind; tensors are numbered."""
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}

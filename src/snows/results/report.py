@@ -98,8 +98,10 @@ class Report:
         >>> report = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False).report
         >>> [(layer.name, layer.kept, layer.weights) for layer in report.layers]
         [('0', 32, 64)]
-        >>> [layer.solves[-1].loss <= layer.solves[0].loss_masked for layer in report.layers]
-        [True]
+        >>> report.layers[0].sparsity
+        0.5
+        >>> report.warnings
+        []
     """
 
     model: str = ""

@@ -1,0 +1,168 @@
+"""The run of a fuzz: cases one after another, watched for errors, time, memory and files elsewhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import snows
+
+from .targets import TARGETS
+from .world import Case, make_world
+
+SECONDS_OF_A_CASE = 20
+MEMORY = 1 << 30
+_KEPT_FAILURES = 20
+
+
+class TooSlow(BaseException):
+    """Not an Exception, which a reader of untrusted files may well catch."""
+
+
+@dataclass
+class Fuzz:
+    """All cases of one run."""
+
+    folder: Path
+    failures: Path
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, int] = field(default_factory=dict)  # what went wrong, and how often
+
+    def __post_init__(self) -> None:
+        for name in ("world", "cases"):
+            (self.folder / name).mkdir(parents=True)
+        self.world = make_world(self.folder / "world")
+        self.memory = _memory()
+        self.outside: list[str] = []
+
+    def run(self, seed: int, number: int, only: str | None = None) -> None:
+        rng = random.Random(f"{seed}:{number}")
+        named = {target.__name__: target for target in TARGETS}
+        target = named[only] if only else rng.choices(list(TARGETS), list(TARGETS.values()))[0]
+        place = self.folder / "cases" / str(number)
+        place.mkdir()
+        case, name = Case(rng, place, self.world), target.__name__
+        self.outside.clear()
+        began = time.perf_counter()
+        problem = self._try(target, case)
+        self.counts[name] += 1
+        self.seconds[name] += time.perf_counter() - began  # type: ignore[assignment]  # a sum all the same
+        if problem is None and self.outside:
+            problem = f"wrote outside of its folder: {self.outside[0]}"
+        if problem is None and _memory() - self.memory > MEMORY:
+            problem = f"memory rose by {(_memory() - self.memory) / 2**20:.0f} MiB"
+            self.memory = _memory()
+        if problem is not None:
+            self._keep(name, seed, number, place, problem)
+        shutil.rmtree(place)
+
+    def _try(self, target: Callable[[Case], None], case: Case) -> str | None:
+        """What is wrong, or None."""
+        try:
+            with warnings.catch_warnings(), _time_limit(), torch.random.fork_rng():
+                warnings.simplefilter("ignore")
+                target(case)
+        except snows.SnowsError as error:
+            self.refused[target.__name__] += 1
+            return None if str(error).strip() else f"{type(error).__name__} without a sentence"
+        except TooSlow:
+            return f"took more than {SECONDS_OF_A_CASE} s\n{traceback.format_exc()}"
+        except Exception:
+            return traceback.format_exc()
+        return None
+
+    def _keep(self, name: str, seed: int, number: int, place: Path, problem: str) -> None:
+        """The first of each kind is written down: by the target and the line of ours that raised."""
+        ours = re.findall(rf'File "{re.escape(str(Path(snows.__file__).parent))}/(.*?)", line (\d+)', problem)
+        kind = f"{name} {':'.join(ours[-1]) if ours else ''} {problem.strip().splitlines()[-1][:200]}"
+        key = re.sub(r"\d+", "#", kind.partition(": ")[0])
+        self.failed[key] = self.failed.get(key, 0) + 1
+        if self.failed[key] > 1 or len(self.failed) > _KEPT_FAILURES:
+            return
+        kept = self.failures / f"{name}-{seed}-{number}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(place, kept)
+        (kept / "problem.txt").write_text(problem, encoding="utf-8", errors="backslashreplace")
+        sentence = f"FAILED {kind} (case {number}, kept in {kept})"
+        print(sentence.encode("utf-8", "backslashreplace").decode(), flush=True)
+
+    def summary(self) -> str:
+        rows = [f"{'target':<20}{'cases':>8}{'refused':>9}{'seconds':>9}"]
+        for name in sorted(self.counts):
+            rows.append(f"{name:<20}{self.counts[name]:>8}{self.refused[name]:>9}{self.seconds[name]:>9.1f}")
+        rose = (_memory() - self.memory) / 2**20
+        rows.append(
+            f"{sum(self.counts.values())} cases, {sum(self.failed.values())} failures of {len(self.failed)} kinds"
+        )
+        return "\n".join([*rows, f"memory rose by {rose:.0f} MiB"])
+
+
+_WATCHED: list[Fuzz] = []  # whose folder the cases stay in; empty while none runs
+
+
+def _watch(event: str, args: tuple[Any, ...]) -> None:
+    """Every file that is opened for writing or made by this process."""
+    if not _WATCHED or event not in ("open", "os.mkdir", "os.rename"):
+        return
+    path = args[1] if event == "os.rename" else args[0]
+    if event == "open" and not (isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
+        return
+    if isinstance(path, int):
+        return
+    text = os.path.abspath(os.fsdecode(path))
+    if not text.startswith((str(_WATCHED[-1].folder), str(_WATCHED[-1].failures), "/dev/")):
+        _WATCHED[-1].outside.append(f"{event} {text}")
+
+
+def _memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def _time_limit() -> Iterator[None]:
+    def ring(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(SECONDS_OF_A_CASE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def fuzzing(failures: Path) -> Iterator[Fuzz]:
+    """A fuzz in a temporary folder, with an eye on every file that is written."""
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
+    with tempfile.TemporaryDirectory(prefix="snows-fuzz-") as folder:
+        fuzz = Fuzz(Path(folder).resolve(), failures.resolve())
+        _WATCHED.append(fuzz)
+        try:
+            yield fuzz
+        finally:
+            _WATCHED.pop()
+            sys.dont_write_bytecode = before
+
+
+sys.addaudithook(_watch)

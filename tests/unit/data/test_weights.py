@@ -1,0 +1,139 @@
+"""Weights in files: the same content in the same bytes, and state dicts of other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from snows import InputError
+from snows.data.weights import fill, fitted, mask_names, read_state, read_tensors, unwrapped, write_tensors
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)  # files hold no lone surrogates
+
+
+def header(data: bytes) -> bytes:
+    return data[8 : 8 + int.from_bytes(data[:8], "little")]
+
+
+@given(st.dictionaries(WORDS, WORDS, min_size=1, max_size=5), st.dictionaries(WORDS, st.integers(0, 3), max_size=4))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, metadata: dict[str, str], sizes: dict[str, int]
+) -> None:
+    """Any words: the header is sorted in place, where it must keep its length."""
+    tensors = {f"t{name}": torch.arange(float(size)) for name, size in sizes.items()}
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    write_tensors(path, tensors, metadata)
+    found, about = read_tensors(path)
+    assert about == metadata
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], value) for name, value in tensors.items())
+    assert len(path.read_bytes()) == len(save(tensors, metadata))
+
+
+def test_the_same_content_is_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(3), "b": torch.zeros(2, dtype=torch.int64)}
+    metadata = {name: name * 3 for name in "qwertyuiop"}
+    backwards = dict(reversed(metadata.items()))
+    written = set()
+    for words in (metadata, backwards) * 4:
+        write_tensors(tmp_path / "a.safetensors", tensors, words)
+        written.add((tmp_path / "a.safetensors").read_bytes())
+    assert len(written) == 1
+    assert list(json.loads(header(written.pop()))["__metadata__"]) == sorted(metadata)
+
+
+STATE = {"a": torch.ones(2)}
+
+
+@pytest.mark.parametrize("content", [STATE, {"state_dict": STATE, "epoch": 3}, {"model": STATE}])
+def test_pickles_of_tensors_are_read(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "a.pt")
+    torch.testing.assert_close(read_state(tmp_path / "a.pt"), STATE, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("content", [3, [torch.ones(1)], {"a": 1}, {1: torch.ones(1)}, {"state_dict": {"a": "b"}}])
+def test_files_without_a_state_dict_are_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(InputError, match=r"a\.pt holds no state dict; save one with torch\.save\(model\.state_dict"):
+        read_state(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("content", [b"", b"nothing of this kind"])
+def test_other_files_are_refused(suffix: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / f"a.{suffix}").write_bytes(content)
+    with pytest.raises(InputError, match=rf"a\.{suffix}"):
+        read_state(tmp_path / f"a.{suffix}")
+    with pytest.raises(InputError, match="there is no file"):
+        read_state(tmp_path / f"b.{suffix}")
+
+
+# Names
+
+
+def test_names_of_masks() -> None:
+    assert mask_names("a.b.weight") == ("a.b.weight_mask", "a.b.__weight_mma_mask")
+    assert mask_names("weight") == ("weight_mask", "__weight_mma_mask")
+
+
+@pytest.mark.parametrize(
+    ("names", "own", "wanted"),
+    [
+        (["module.a", "module.b"], ["a", "b"], ["a", "b"]),
+        (["module.a", "b"], ["a", "b"], ["module.a", "b"]),
+        (["module.a"], ["module.a"], ["module.a"]),
+        (["a"], ["a"], ["a"]),
+    ],
+)
+def test_the_prefix_of_data_parallel(names: list[str], own: list[str], wanted: list[str]) -> None:
+    assert list(unwrapped({name: torch.ones(1) for name in names}, own)) == wanted
+
+
+W, M = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])
+MASKED = W * M
+FITTED: dict[str, tuple[dict[str, Tensor], list[str], dict[str, Tensor]]] = {
+    "plain": ({"w": W}, ["w"], {"w": W}),
+    "torch, into a plain model": ({"w_orig": W, "w_mask": M}, ["w"], {"w": MASKED}),
+    "ASP, into a plain model": (
+        {"w": W, "__w_mma_mask": M, "__w_mma_pruned_p": W - MASKED}, ["w"], {"w": MASKED},
+    ),
+    "ASP, into a model of ASP": ({"w": W, "__w_mma_mask": M}, ["w", "__w_mma_mask"], {"w": W, "__w_mma_mask": M}),
+    "a mask of another shape": ({"w_orig": W, "w_mask": M[:2]}, ["w"], {"w_orig": W, "w_mask": M[:2]}),
+    "a mask alone": ({"w_mask": M}, ["w"], {"w_mask": M}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_masks_of_other_tools(case: str) -> None:
+    state, own, wanted = FITTED[case]
+    before = dict(state)
+    found = fitted(state, {name: torch.zeros(3) for name in own})
+    assert state == before
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_a_plain_weight_fills_a_pruning_module_and_its_mask_grows_with_it() -> None:
+    own = {"w_orig": torch.zeros(3), "w_mask": torch.tensor([1.0, 0.0, 0.0])}
+    found = fitted({"w": MASKED}, own)
+    assert torch.equal(found["w_orig"], MASKED)
+    assert found["w_mask"].tolist() == [True, False, True]
+
+
+def test_a_model_that_does_not_fit_is_not_changed() -> None:
+    model = nn.Linear(2, 3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = {f"extra{number}": torch.ones(1) for number in range(5)} | {"weight": torch.ones(2, 2)}
+    words = (
+        r"^file does not fit Linear: it lacks bias; it has no place for extra0, extra1, extra2 and 2 more; "
+        r"other shapes in weight$"
+    )
+    with pytest.raises(InputError, match=words):
+        fill(model, state, "file")
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)

@@ -1,0 +1,168 @@
+"""The caller's random state, gradient mode and warning filters: put back after a run, and used for its warnings."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import snows
+from snows.caller import own_surroundings
+from snows.errors import SnowsWarning
+from snows.events import Event, Warned
+
+WORDS = "this layer is odd"
+
+
+@contextmanager
+def surroundings(events: list[Event] | None = None) -> Iterator[None]:
+    with own_surroundings(None, [].append if events is None else events.append):
+        yield
+
+
+def warn(words: str = WORDS) -> None:
+    warnings.warn(words, SnowsWarning, stacklevel=2)
+
+
+def warn_and_fail() -> None:
+    warn()
+    raise ZeroDivisionError
+
+
+# Random state and modes
+
+
+def test_random_numbers_of_a_run_are_not_the_callers() -> None:
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    with surroundings():
+        torch.manual_seed(9)
+        torch.rand(5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("raises", [False, True])
+def test_gradients_are_on_within_and_as_before_afterwards(mode: type[torch.no_grad], raises: bool) -> None:
+    with mode():
+        before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        with pytest.raises(ZeroDivisionError) if raises else surroundings(), surroundings():
+            assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == (True, False)
+            if raises:
+                raise ZeroDivisionError
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+
+
+# Warnings
+
+
+def test_a_warning_is_shown_at_once_and_is_an_event() -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        with surroundings(events):
+            warn()
+            assert [str(each.message) for each in caught] == [WORDS]
+            assert events == [Warned(WORDS)]
+        assert len(caught) == 1
+
+
+def test_a_warning_is_shown_even_if_the_run_fails() -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        with pytest.raises(ZeroDivisionError), surroundings(events):
+            warn_and_fail()
+    assert [(each.category, str(each.message)) for each in caught] == [(SnowsWarning, WORDS)]
+    assert events == [Warned(WORDS)]
+
+
+def test_the_same_warning_is_shown_once_in_a_run() -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with surroundings(events):
+                warn("first")
+                for _ in range(3):
+                    warn("again")
+                warn("first")
+    assert [str(each.message) for each in caught] == ["first", "again"] * 2
+    assert events == [Warned("first"), Warned("again")] * 2
+
+
+def test_a_filter_that_makes_errors_of_warnings_stops_the_run() -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        with pytest.raises(SnowsWarning, match=WORDS), surroundings(events):
+            warn_and_fail()
+        assert list(warnings.filters) == before
+    assert events == [Warned(WORDS)]
+
+
+@pytest.mark.parametrize("category", [SnowsWarning, UserWarning])
+def test_a_filter_that_hides_warnings_leaves_the_event(category: type[Warning]) -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", category)
+        with surroundings(events):
+            warn()
+    assert (len(caught), events) == (0, [Warned(WORDS)])
+
+
+def test_a_warning_names_the_callers_line() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        line = inspect.stack()[0].lineno + 1
+        with own_surroundings(None, lambda event: None):
+            warn()
+    assert (Path(caught[0].filename), caught[0].lineno) == (Path(__file__), line)
+
+
+def test_warnings_of_others_are_shown_as_ever() -> None:
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with surroundings(events):
+            for _ in range(2):
+                warnings.warn("mind the gap", DeprecationWarning, stacklevel=1)
+    assert [(each.category, str(each.message)) for each in caught] == [(DeprecationWarning, "mind the gap")] * 2
+    assert events == []
+
+
+def test_filters_and_the_way_warnings_are_shown_are_put_back() -> None:
+    filters, show = list(warnings.filters), warnings.showwarning
+    with surroundings():
+        assert warnings.showwarning is not show
+    assert list(warnings.filters) == filters
+    assert warnings.showwarning is show
+
+
+def test_warnings_of_prune_come_before_its_error() -> None:
+    """The model is in train mode, and no layer fits the pattern."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)).train()
+    events: list[Event] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        with pytest.raises(snows.InputError, match="no layer can be pruned"):
+            snows.prune(model, torch.randn(8, 6), "2:4", progress=events.append)
+    assert [(each.category, Path(each.filename)) for each in caught] == [(SnowsWarning, Path(__file__))]
+    assert events == [Warned(str(caught[0].message))]
+
+
+def test_an_error_filter_stops_prune() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SnowsWarning)
+        with pytest.raises(SnowsWarning, match="train mode"):
+            snows.prune(model, torch.randn(8, 4), "2:4", progress=False)
