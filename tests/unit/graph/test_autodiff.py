@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -50,6 +51,18 @@ def test_the_function_runs_once() -> None:
         linear.push(POINT)
         linear.pull(list(outputs(POINT)), [1.0, 1.0, 1.0])
     assert len(calls) == 1
+
+
+def test_a_push_is_one_pass_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, linear = linearize(outputs, POINT)
+    passes: list[object] = []
+    grad = torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *args, **kwargs: passes.append(args) or grad(*args, **kwargs))
+    counts = []
+    for _ in range(3):
+        linear.push(POINT)
+        counts.append(len(passes))
+    assert counts == [2, 3, 4]
 
 
 def test_several_variables() -> None:

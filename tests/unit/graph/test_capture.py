@@ -106,6 +106,25 @@ def test_what_no_output_needs_is_left_out() -> None:
     assert [node.name for node in captured_forward(forward).nodes] == ["linear_1"]
 
 
+def test_outputs_are_those_of_forward() -> None:
+    """Not the buffers it changes, and not the constants it returns."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, int, None, Tensor]:
+            self.calls += 1
+            return self.fc(x), 3, None, x
+
+    graph = capture(Counting(), (torch.randn(4, 4),), {})
+    assert [node.name for node in graph.outputs] == [graph.layers[0].node.name, graph.inputs[0].name]
+    x = torch.randn(7, 4)
+    assert torch.equal(graph.run([x])[1], x)
+
+
 # Scalars among the inputs
 
 

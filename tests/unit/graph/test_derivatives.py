@@ -104,6 +104,8 @@ def test_two_values_that_vary() -> None:
     assert has_rule(total, (x, y))
     assert not has_rule(product, (x, y))
     assert has_rule(builder.call(aten.cat.default, [x, y], 1), (x, y))
+    small = builder.input(SCALE)
+    assert not has_rule(builder.call(aten.add.Tensor, x, small), (x, small))  # one of the two is broadcast
 
 
 def test_every_kind_in_the_table_has_its_rule() -> None:

@@ -162,6 +162,14 @@ def test_ancestors_and_descendants_tell_first_and_last_layers() -> None:
     assert [layer.name for layer in graph.layer_descendants(joint)] == ["head"]
 
 
+def test_a_weight_used_twice_depends_on_what_either_use_depends_on() -> None:
+    _, graph = captured("tied")  # first, twice, between, twice, head
+    twice, between = layer_of(graph, "twice.weight"), layer_of(graph, "between.weight")
+    assert {layer.name for layer in graph.layer_ancestors(twice)} == {"first", "between"}
+    assert {layer.name for layer in graph.layer_descendants(between)} == {"twice", "head"}
+    assert {layer.name for layer in graph.layer_ancestors(between)} == {"first", "twice"}
+
+
 def test_vectors_are_trained_and_read_as_they_are() -> None:
     _, graph = captured("conv-bn")  # scales and shifts of batch norms were computed from others
     assert graph.vectors == ["3.bias", "7.bias", "11.bias"]
