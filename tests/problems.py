@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from snows.data.streams import Batches, Stream
+from snows.devices.memory import Memory
 from snows.graph import Layer
+from snows.recipe import Recipe
+from snows.solve.layer import SolvedLayer, Turn, solve_layer
 from snows.solve.problem import LayerProblem
+from snows.solve.settings import Settings, resolve
 from tests.networks import call_arguments, captured, example
 
 SAMPLES = 5
+CASE = ("residual", "conv2.weight")
+PLENTY = Memory(1 << 40)
+FIRST = Turn(seed=0, sweep=0, index=0)
 
 
 def layer_of(name: str, parameter: str) -> Layer:
@@ -57,3 +65,24 @@ def problem(
 def weight_of(name: str, parameter: str) -> Tensor:
     """Where derivatives are taken. An output whose weights are all zero would lie on the kink of its rectifier."""
     return pruned_parameters(name)[parameter] + 0.02
+
+
+def settings(name: str = "residual", **choices: Any) -> Settings:
+    """Exact Newton steps from the masked weights, if nothing else is chosen."""
+    exact = {"start": "masked", "preconditioner": None, "relative_damping": 0.0, "cg_relative_tolerance": 1e-12,
+             "cg_least_gain": 0.0, "cg_steps": 500, "product_samples": None, "horizon": 3}  # fmt: skip
+    return resolve(Recipe(**{**exact, **choices}), captured(name)[1])
+
+
+def mask_of(shape: torch.Size, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+
+
+def solve(
+    given: LayerProblem, chosen: Settings, turn: Turn = FIRST, memory: Memory = PLENTY, seed: int = 0
+) -> SolvedLayer:
+    """With the weights of the pruned stream, which are zero at other places than the mask."""
+    (layer,) = given.layers
+    return solve_layer(
+        given, given.pruned.parameters, {layer.parameter: mask_of(layer.shape, seed)}, chosen, memory, turn
+    )
