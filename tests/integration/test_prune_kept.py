@@ -94,7 +94,7 @@ def test_statistics_that_cannot_be_used_are_survived(monkeypatch: pytest.MonkeyP
     def singular(*_: Any) -> None:
         raise StatisticsError("its statistics stay singular")
 
-    monkeypatch.setattr(layer_solve, "RowBlocks", singular)
+    monkeypatch.setattr(layer_solve, "row_systems", singular)
     with pytest.warns(SnowsWarning, match="solved without its closed form"):
         result = quick("conv-bn", "2:4")
     check(result, make("conv-bn"))

@@ -16,7 +16,7 @@ from ..errors import SnowsWarning, StatisticsError
 from ..events import SolveReport
 from ..graph import Segment
 from .footprint import linearized_bytes
-from .least_squares import RowBlocks, RowPreconditioner
+from .least_squares import RowPreconditioner, RowSystems, row_systems
 from .newton import NewtonOutcome, NewtonResult, System, newton
 from .objective import CurvatureKind, Objective, restrict
 from .problem import LayerProblem
@@ -210,7 +210,7 @@ class _Solve:
             best = replace(best, loss=self.objective.loss(best.weight))
         return replace(best, name="solved") if best.weight is solution.weight else best
 
-    def _row_blocks(self) -> tuple[list[RowBlocks], list[Tensor]]:
+    def _row_blocks(self) -> tuple[list[RowSystems], list[Tensor]]:
         """The factors of each layer's least squares, and its cross moments if there will be a closed form."""
         settings, dtype = self.settings, self.masked.dtype
         if not self.closed_form and not settings.curvature.preconditioned:
@@ -226,9 +226,10 @@ class _Solve:
             grams = [self.problem.gram(index, samples).to(dtype) for index in layers]
             ridge = max(settings.start.ridge, settings.newton.relative_damping)
         masks = [part.flatten(1) for part in self.unpack(self.mask)]
+        preconditions = settings.curvature.preconditioned and not self.segment.is_one_layer
         try:
             blocks = [
-                RowBlocks(gram, kept, ridge, dtype, self.memory.factors, self.memory.chunk)
+                row_systems(gram, kept, ridge, dtype, preconditions, self.memory.factors, self.memory.chunk)
                 for gram, kept in zip(grams, masks, strict=True)
             ]
         except StatisticsError as error:

@@ -2,10 +2,15 @@
 
 Each output (row) of a layer is a linear function of its inputs, so the K=0 loss is a sum over rows. Row r solves its
 own normal equations on the inputs it keeps: gram[kept_r, kept_r] w_r = cross[kept_r].
+
+There are two ways, and `row_systems` takes the cheaper one. `RowBlocks` inverts the block of every row: its cost grows
+with rows x kept^3. `SharedFactor` factors the whole Gram matrix once and iterates on all rows together: its cost grows
+with columns^3 and, for each step, rows x columns^2.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,10 +22,20 @@ from ..linalg.gram import inverted, kept_blocks
 from .cg import CGOptions, Product, conjugate_gradient
 
 _DAMPING_RETRIES = 12
-# Above these, blocks are not factored and conjugate gradients on the Gram matrix are used instead. A classifier of
-# VGG's size is above: 4,096 rows of 12,544 kept inputs.
+# Blocks of more operations or bytes are not inverted, even if the preconditioner would be better by it.
 _MAX_FLOPS = {"cpu": 1e12, "cuda": 5e13}
 _MAX_BYTES = {"cpu": 4 << 30, "cuda": 24 << 30}
+# Blocks of fewer operations are inverted in any case: that takes less than half a second.
+_FEW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
+_BLOCK_PENALTY = (
+    3.0  # an operation of a block takes longer than one of a large product: on a CPU 17 to 26 of 60 GFLOP/s
+)
+_USUAL_STEPS = 40  # of a shared factor: 30 to 60 on layers of ResNet50
+_MOST_STEPS = 200
+_LEAST_GAIN = 1e-10  # of a step, as a share of what its row has gained
+_REFRESH = 10  # steps after which the residual is computed anew, in double precision
+# Relative, of the shared factor alone: what single precision loses by a small one costs more steps than a large one.
+_FACTOR_DAMPING = {torch.float32: 1e-4, torch.float64: 1e-8}
 
 
 @dataclass(frozen=True)
@@ -31,8 +46,92 @@ class Refit:
     relative_damping: float
 
 
-class RowBlocks:
-    """The blocks gram[kept_r, kept_r] of all rows r, inverted. If that is too large, only their diagonals are used."""
+class RowSystems(ABC):
+    """The normal equations of all rows: gram[kept_r, kept_r] + damping, for every row r.
+
+    Attributes:
+        gram: groups x columns x columns.
+        kept: rows x columns, True where a weight is kept.
+        relative_damping: A share of the mean diagonal, added to every diagonal.
+        trace: For each row, of its block.
+
+    Raises:
+        StatisticsError: The Gram matrix is not finite.
+    """
+
+    def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float) -> None:
+        if not torch.isfinite(gram).all():
+            raise StatisticsError("the layer's inputs are not finite (NaN or infinity in the data or an earlier layer)")
+        self.gram, self.kept = gram, kept.to(gram.device)
+        self.relative_damping = relative_damping
+        # If every input is zero any scale will do: the damping alone keeps the weights where they are.
+        self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
+        self.rows_per_group = kept.shape[0] // gram.shape[0]
+        diagonal = gram.diagonal(dim1=1, dim2=2).repeat_interleave(self.rows_per_group, dim=0)
+        self.trace = (diagonal * self.kept).sum(1)
+
+    @abstractmethod
+    def solve(self, rhs: Tensor) -> Tensor:
+        """An approximate solution for rhs (rows x columns): linear in it, symmetric and positive definite."""
+
+    @abstractmethod
+    def change(self, residual: Tensor) -> Tensor:
+        """The exact solution for a residual (rows x columns), to rounding."""
+
+    def refit(self, weight: Tensor, cross: Tensor) -> Refit:
+        """The least-squares weights on the kept inputs, damped towards `weight` (rows x columns)."""
+        start = weight.to(self.gram.device).to(self.gram.dtype) * self.kept
+        targets = cross.transpose(1, 2).flatten(0, 1)  # rows x columns
+        change = self.change((targets - self.apply_gram(start)) * self.kept)
+        return Refit((start + change).to(weight.dtype).to(weight.device), self.relative_damping)
+
+    def apply_gram(self, weight: Tensor) -> Tensor:
+        """Each row times the Gram matrix of its group."""
+        return _by_group(weight, self.gram)
+
+    @property
+    def damping(self) -> float:
+        return self.relative_damping * self.mean_diagonal
+
+
+def row_systems(
+    gram: Tensor,
+    kept: Tensor,
+    relative_damping: float,
+    dtype: torch.dtype,
+    preconditions: bool,
+    device_bytes: int | None = None,
+    chunk_bytes: int | None = None,
+) -> RowSystems:
+    """The cheaper way to solve the rows of a layer.
+
+    Blocks are also the better preconditioner of Newton-CG: with a shared factor it took twice as many steps (ResNet20,
+    K=6: 243 instead of 112 at 1:4, 309 instead of 116 at 2:4). So where they are to precondition they are taken as long
+    as they can be afforded; for a closed form alone, as long as they are cheaper.
+
+    Args:
+        gram: groups x columns x columns.
+        kept: rows x columns, True where a weight is kept.
+        relative_damping: A share of the mean diagonal, added to every diagonal.
+        dtype: Of the factors.
+        preconditions: Whether Newton-CG will be preconditioned.
+        device_bytes: Inverse blocks that are larger are offloaded to host memory.
+        chunk_bytes: How much is inverted at once.
+    """
+    counts = kept.sum(1).double()
+    device = gram.device.type if gram.device.type in _MAX_FLOPS else "cpu"
+    flops, size = float(counts.pow(3).sum()), float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
+    affordable = flops / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
+    columns = gram.shape[-1]
+    shared_flops = len(gram) * columns**3 + _USUAL_STEPS * 4 * len(kept) * columns**2
+    cheaper = flops <= _FEW_FLOPS[device] or _BLOCK_PENALTY * flops <= shared_flops
+    if affordable and (preconditions or cheaper):
+        return RowBlocks(gram, kept, relative_damping, dtype, device_bytes, chunk_bytes)
+    return SharedFactor(gram, kept, relative_damping, dtype)
+
+
+class RowBlocks(RowSystems):
+    """The blocks gram[kept_r, kept_r] of all rows r, inverted."""
 
     def __init__(
         self,
@@ -43,83 +142,45 @@ class RowBlocks:
         device_bytes: int | None = None,
         chunk_bytes: int | None = None,
     ) -> None:
-        """Factor the blocks.
-
-        Args:
-            gram: groups x columns x columns.
-            kept: rows x columns, True where a weight is kept.
-            relative_damping: A share of the mean diagonal, added to every diagonal. It is raised where blocks are
-                singular.
-            dtype: Of the inverses.
-            device_bytes: Inverses that are larger are offloaded to host memory.
-            chunk_bytes: How much is inverted at once.
-
-        Raises:
-            StatisticsError: The Gram matrix is not finite, or stays singular.
-        """
-        self.gram, self.kept, self.dtype = gram, kept.to(gram.device), dtype
-        self.relative_damping = relative_damping
-        # If every input is zero any scale will do: the damping alone keeps the weights where they are.
-        self.mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
-        if not torch.isfinite(gram).all():
-            raise StatisticsError("the layer's inputs are not finite (NaN or infinity in the data or an earlier layer)")
-        self.rows_per_group = kept.shape[0] // gram.shape[0]
-        counts = kept.sum(1).double()
-        device = gram.device.type if gram.device.type in _MAX_FLOPS else "cpu"
-        size = float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
-        self.exact = float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
+        """Invert the blocks. The damping is raised where some are singular; see `row_systems` for the arguments."""
+        super().__init__(gram, kept, relative_damping)
+        self._dtype, self._chunk_bytes = dtype, chunk_bytes
+        size = float(kept.sum(1).double().pow(2).sum()) * torch.finfo(dtype).bits / 8
         offloads = device_bytes is not None and size > device_bytes
         self._stored_on = torch.device("cpu") if offloads else gram.device
-        self._chunk_bytes = chunk_bytes
         self._inverses: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, columns, inverses
-        if self.exact:
-            self._factor()
-        self.trace = self._row_traces()
+        self._factor()
 
     def solve(self, rhs: Tensor) -> Tensor:
-        """Apply the inverse blocks to rhs (rows x columns)."""
+        """Apply the inverse blocks."""
         device, rhs = rhs.device, rhs.to(self.gram.device)
-        if not self.exact:
-            diagonal = self._diagonal() + self.relative_damping * self.mean_diagonal
-            return (rhs * self.kept / diagonal.to(rhs.dtype)).to(device)
         result = torch.zeros_like(rhs)
         for rows, columns, inverse in self._inverses:
-            gathered = rhs[rows[:, None], columns].to(self.dtype)
+            gathered = rhs[rows[:, None], columns].to(self._dtype)
             inverse = inverse.to(rhs.device, non_blocking=True)
             result[rows[:, None], columns] = (inverse @ gathered.unsqueeze(-1)).squeeze(-1).to(rhs.dtype)
         return (result * self.kept).to(device)
 
-    def refit(self, weight: Tensor, cross: Tensor) -> Refit:
-        """The least-squares weights on the kept inputs, damped towards `weight` (rows x columns).
-
-        By conjugate gradients, preconditioned with the inverse blocks. Where these are exact a few steps are enough:
-        they only remove the rounding of the inverses.
-        """
-        start = weight.to(self.gram.device).to(self.gram.dtype) * self.kept
-        residual = (self._cross_rows(cross) - self._apply_gram(start)) * self.kept
-        options = CGOptions(max_steps=15 if self.exact else 50, relative_tolerance=1e-12 if self.exact else 1e-4)
-        damping = self.relative_damping * self.mean_diagonal
-        product: Product = lambda v: self._apply_gram(v) * self.kept  # noqa: E731
-        change = conjugate_gradient(product, residual, options, self.solve, damping).solution
-        return Refit((start + change).to(weight.dtype).to(weight.device), self.relative_damping)
+    def change(self, residual: Tensor) -> Tensor:
+        """A few steps of conjugate gradients remove the rounding of the inverses."""
+        options = CGOptions(max_steps=15, relative_tolerance=1e-12)
+        product: Product = lambda v: self.apply_gram(v) * self.kept  # noqa: E731
+        return conjugate_gradient(product, residual, options, self.solve, self.damping).solution
 
     def _factor(self) -> None:
         """Invert every block. The damping is raised until all of them are positive definite."""
         for _ in range(_DAMPING_RETRIES):
             self._inverses = []
             for part in kept_blocks(self.gram, self.kept, self._chunk_bytes):
-                part.gram.diagonal(dim1=1, dim2=2).add_(self.relative_damping * self.mean_diagonal)
+                part.gram.diagonal(dim1=1, dim2=2).add_(self.damping)
                 inverse = inverted(part.gram)
                 if inverse is None:
                     break
-                self._inverses.append((part.rows, part.columns, self._stored(inverse.to(self.dtype))))
+                self._inverses.append((part.rows, part.columns, self._stored(inverse.to(self._dtype))))
             else:
                 return
             self.relative_damping = max(10 * self.relative_damping, 1e-10)
-        raise StatisticsError(
-            f"the layer's input statistics stay singular at a relative damping of {self.relative_damping:g}; "
-            "are all calibration samples the same?"
-        )
+        raise _singular(self.relative_damping)
 
     def _stored(self, inverse: Tensor) -> Tensor:
         """The inverse on the device, or offloaded to host memory."""
@@ -128,21 +189,72 @@ class RowBlocks:
         on_host = torch.empty_like(inverse, device=self._stored_on, pin_memory=inverse.device.type == "cuda")
         return on_host.copy_(inverse, non_blocking=True)
 
-    def _diagonal(self) -> Tensor:
-        return self.gram.diagonal(dim1=1, dim2=2).repeat_interleave(self.rows_per_group, dim=0)
 
-    def _row_traces(self) -> Tensor:
-        return (self._diagonal() * self.kept).sum(1)
+class SharedFactor(RowSystems):
+    """One inverse of the whole damped Gram matrix, for all rows: z = kept * (r inverse)."""
 
-    def _apply_gram(self, weight: Tensor) -> Tensor:
-        grouped = weight.unflatten(0, (self.gram.shape[0], -1))
-        product: Tensor = (grouped @ self.gram).flatten(0, 1)
-        return product
+    def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
+        super().__init__(gram, kept, relative_damping)
+        self._gram = gram.to(dtype)
+        self._inverse = self._inverted(max(relative_damping, _FACTOR_DAMPING[dtype])).to(dtype)
 
-    @staticmethod
-    def _cross_rows(cross: Tensor) -> Tensor:
-        """groups x columns x outputs of a group, as rows x columns."""
-        return cross.transpose(1, 2).flatten(0, 1)
+    def solve(self, rhs: Tensor) -> Tensor:
+        device, rhs = rhs.device, rhs.to(self.gram.device) * self.kept
+        return (_by_group(rhs.to(self._inverse.dtype), self._inverse).to(rhs.dtype) * self.kept).to(device)
+
+    def change(self, residual: Tensor) -> Tensor:
+        """Conjugate gradients on all rows at once, each with its own step lengths.
+
+        One step length for all rows takes several times as many steps. Steps are in working precision; the residual is
+        computed anew in double precision now and then, so that rounding does not add up.
+        """
+        dtype, tiny = self._gram.dtype, torch.finfo(self._gram.dtype).tiny
+        x, gained = torch.zeros_like(residual), torch.zeros_like(residual[:, :1])
+        r = residual.to(dtype)
+        z = self.solve(r)
+        p, rz = z, (r * z).sum(1, keepdim=True)
+        exact = True  # whether r is the true residual
+        for step in range(1, _MOST_STEPS + 1):
+            bp = (_by_group(p, self._gram) + self.damping * p) * self.kept
+            eta = rz / (p * bp).sum(1, keepdim=True).clamp(min=tiny)
+            x += eta * p
+            gain = (eta * rz).to(gained.dtype) / 2  # by which the row's error falls
+            gained += gain
+            over = not bool((gain > _LEAST_GAIN * gained).any())
+            if over and exact:
+                break
+            exact = over or step % _REFRESH == 0
+            r = self._residual(residual, x).to(dtype) if exact else r - eta * bp
+            z = self.solve(r)
+            rz_next = (r * z).sum(1, keepdim=True)
+            p, rz = (z if over else z + rz_next / rz.clamp(min=tiny) * p), rz_next
+        return x
+
+    def _residual(self, rhs: Tensor, x: Tensor) -> Tensor:
+        return (rhs - self.apply_gram(x) - self.damping * x) * self.kept
+
+    def _inverted(self, relative_damping: float) -> Tensor:
+        for _ in range(_DAMPING_RETRIES):
+            damped = self.gram.clone()
+            damped.diagonal(dim1=1, dim2=2).add_(relative_damping * self.mean_diagonal)
+            inverse = inverted(damped)
+            if inverse is not None:
+                return inverse
+            relative_damping *= 10
+        raise _singular(relative_damping)
+
+
+def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Each row (rows x columns) times the matrix of its group (groups x columns x columns)."""
+    product: Tensor = (rows.unflatten(0, (len(matrices), -1)) @ matrices).flatten(0, 1)
+    return product
+
+
+def _singular(relative_damping: float) -> StatisticsError:
+    return StatisticsError(
+        f"the layer's input statistics stay singular at a relative damping of {relative_damping:g}; "
+        "are all calibration samples the same?"
+    )
 
 
 class RowPreconditioner:
@@ -155,7 +267,7 @@ class RowPreconditioner:
 
     def __init__(
         self,
-        blocks: Sequence[RowBlocks],
+        blocks: Sequence[RowSystems],
         probes: Sequence[Tensor],
         products_of_probes: Sequence[Tensor],
         similar_rows: bool = False,

@@ -295,19 +295,20 @@ def test_a_preconditioner_alone_has_newtons_damping_and_some_samples(
     ridge: float, relative_damping: float, used: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[Any, ...]] = []
-    blocks = module.RowBlocks
+    blocks = module.row_systems
 
     def watch(*arguments: Any) -> Any:
         made.append(arguments)
         return blocks(*arguments)
 
-    monkeypatch.setattr(module, "RowBlocks", watch)
+    monkeypatch.setattr(module, "row_systems", watch)
     monkeypatch.setattr(LayerProblem, "moments", lambda *_: pytest.fail("needs all samples"))
     given = problem(*CASE, 3, split=(2,) * 40)
     chosen = settings(preconditioner="rows", ridge=ridge, relative_damping=relative_damping, product_samples=7)
     memory = Memory(10**9)
     result = solve(given, chosen, memory=memory)
-    gram, kept, ridge_used, dtype, device_bytes, chunk_bytes = made[0]
+    gram, kept, ridge_used, dtype, preconditions, device_bytes, chunk_bytes = made[0]
+    assert preconditions
     assert torch.equal(gram, given.gram(samples=7))
     assert not torch.equal(gram, given.gram())
     assert torch.equal(kept, mask_of(given.layers[0].shape).flatten(1))
@@ -319,7 +320,7 @@ def test_a_preconditioner_alone_has_newtons_damping_and_some_samples(
 
 
 def test_no_factors_are_made_where_none_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RowBlocks", lambda *_: pytest.fail("nothing needs factors"))
+    monkeypatch.setattr(module, "row_systems", lambda *_: pytest.fail("nothing needs factors"))
     solve(problem(*CASE, 3), settings())
     closed_form = settings(start="closed-form")
     solve(problem(*CASE, 3), closed_form, Turn(0, 1, 0, new_mask=False))
@@ -382,7 +383,7 @@ def test_statistics_that_cannot_be_used_are_a_warning(monkeypatch: pytest.Monkey
     def singular(*_: Any) -> None:
         raise StatisticsError("its statistics stay singular")
 
-    monkeypatch.setattr(module, "RowBlocks", singular)
+    monkeypatch.setattr(module, "row_systems", singular)
     chosen = settings("mlp", start="closed-form", preconditioner="rows")
     with pytest.warns(SnowsWarning, match="^2: its statistics stay singular; this layer is solved without its closed"):
         report = solve(problem("mlp", "2.weight", 1, split=(20, 20)), chosen).solve
