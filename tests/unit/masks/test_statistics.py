@@ -183,6 +183,19 @@ def test_the_output_error_is_relative_to_the_variance(name: str, monkeypatch: py
     assert asked.output_error({}) == 0
 
 
+def test_losses_and_errors_are_of_the_first_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as are enough, however many there are."""
+    model, graph = captured("residual")
+    inputs, patterns = example("residual", SAMPLES), dict.fromkeys(prunable("residual"), Unstructured(0.5))
+    first = CalibratedNetwork(graph, read_samples(inputs[:3], model), patterns, 0, given_labels()[:3])
+    monkeypatch.setattr(snows.masks.statistics, "_LOSS_SAMPLES", 3)
+    monkeypatch.setattr(snows.masks.statistics, "_ERROR_SAMPLES", 3)
+    asked = network("residual", given_labels())
+    changed = {name: weight * 0.5 for name, weight in asked.weights.items()}
+    assert asked.loss(changed) == pytest.approx(first.loss(changed), rel=1e-12)
+    assert asked.output_error(changed) == pytest.approx(first.output_error(changed), rel=1e-12)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_uses_are_the_positions_of_a_layers_output(name: str) -> None:
     model, _ = captured(name)
