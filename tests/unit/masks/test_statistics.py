@@ -188,8 +188,8 @@ def test_losses_and_errors_are_of_the_first_samples_only(monkeypatch: pytest.Mon
     model, graph = captured("residual")
     inputs, patterns = example("residual", SAMPLES), dict.fromkeys(prunable("residual"), Unstructured(0.5))
     first = CalibratedNetwork(graph, read_samples(inputs[:3], model), patterns, 0, given_labels()[:3])
-    monkeypatch.setattr(statistics, "_LOSS_SAMPLES", 3)
-    monkeypatch.setattr(statistics, "_ERROR_SAMPLES", 3)
+    monkeypatch.setattr(snows.masks.statistics, "_LOSS_SAMPLES", 3)
+    monkeypatch.setattr(snows.masks.statistics, "_ERROR_SAMPLES", 3)
     asked = network("residual", given_labels())
     changed = {name: weight * 0.5 for name, weight in asked.weights.items()}
     assert asked.loss(changed) == pytest.approx(first.loss(changed), rel=1e-12)
