@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from snows.devices.memory import Memory
 from snows.graph import Graph, Layer, capture
 from snows.recipe import Recipe
 from snows.solve.layer import SolvedLayer, Turn, solve_layer
+from snows.solve.objective import Objective
 from snows.solve.problem import LayerProblem
 from snows.solve.settings import Settings, resolve
 from tests.networks import call_arguments, captured, example
@@ -112,3 +115,17 @@ def joint_network() -> tuple[nn.Module, Graph]:
     torch.manual_seed(0)
     model = Joint().double().eval().requires_grad_(False)
     return model, capture(model, (torch.randn(2, 3, 4, dtype=torch.float64),), {})
+
+
+def products_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], int]]:
+    """The pieces and the number of samples of every system that is solved."""
+    seen: list[tuple[tuple[int, ...], int]] = []
+    product = Objective.product
+
+    def watch(objective: Objective, *arguments: Any) -> Any:
+        seen.append((objective.chosen, objective.samples))
+        return product(objective, *arguments)
+
+    monkeypatch.setattr(Objective, "product", watch)
+    call()
+    return seen
