@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from snows.data.streams import Batches, Stream
-from snows.graph import capture
 from snows.solve import problem as module
 from snows.solve.problem import LayerProblem
 from tests.networks import example, make
 from tests.oracles import layer_input_output, patches
-from tests.problems import problem, pruned_parameters, weight_of
+from tests.problems import joint_network, problem, pruned_parameters, weight_of
 
 RESIDUAL = ("residual", "conv2.weight")
 
@@ -245,28 +244,9 @@ def test_moments_of_about_so_many_samples(name: str, layer: str, samples: int | 
     torch.testing.assert_close(given.gram(samples=samples), averaged(own, x[: pieces * size]))
 
 
-class Branches(nn.Module):
-    """Query, key and value that read different inputs, which are computed between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.first(x))
-        q = self.q(x)
-        other = torch.sin(x)
-        k, v = self.k(other), self.v(other)
-        attended: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.head(attended)
-
-
 def test_each_layer_of_a_group_has_moments_of_its_own_inputs() -> None:
-    torch.manual_seed(0)
-    model, x = Branches().double().eval(), torch.randn(6, 3, 4, dtype=torch.float64)
-    graph = capture(model, (x[:2],), {})
+    model, graph = joint_network()
+    x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     layers = [layer for layer in graph.layers if layer.name in "qkv"]
     batches = Batches([{graph.inputs[0].name: part} for part in x.split(3)], (3, 3))
     streams = [Stream(graph, graph.parameters, batches) for _ in range(2)]
