@@ -92,6 +92,8 @@ def silent_parts(node: ast.AST) -> list[ast.AST]:
         return [node.annotation]
     if isinstance(node, ast.Call):
         return [node] if ast.unparse(node.func) in ("warnings.warn", "cast", "TypeVar") else []
+    if isinstance(node, ast.ClassDef):
+        return list(node.decorator_list)  # frozen or not, a dataclass that nobody changes is the same
     docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return [node] if docstring or isinstance(node, ast.Raise | ast.JoinedStr | ast.ImportFrom | ast.Import) else []
 

@@ -75,6 +75,7 @@ class Builder:
             node.meta["sample_layout"] = None
         layers = find_layers(self.nodes, self.names, self.parameters)
         outputs = outputs or (self.nodes[-1],)
+        self.fx.output(outputs)
         return Graph(self.inputs, self.nodes, list(outputs), self.names, self.parameters, layers, list(self.parameters))
 
 

@@ -3,7 +3,7 @@
 SnowsError                 everything raised on purpose
 ├── ArgumentError          an argument has the wrong form: unknown name, malformed pattern   (exit status 2)
 ├── InputError             a model, data set, mask or file cannot be used as it is           (exit status 1)
-│   └── StatisticsError    a layer's input statistics cannot be used; survived, and said in the report
+│   └── StatisticsError    a layer's input statistics cannot be used; the run goes on and warns
 └── CaptureError           the model cannot be turned into a graph of operations             (exit status 1)
 
 Every message says what was given, what was expected and what to do.

@@ -14,7 +14,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run. `str(event)` says it in a few words."""
+    """Something that happened in a run. `str(event)` says it in a few words.
+
+    `snows.prune(..., progress=listener)` calls the listener with every event; the classes here are their kinds.
+
+    Example:
+        >>> import torch, snows
+        >>> from snows.events import LayerSolved
+        >>> def listener(event: snows.Event) -> None:
+        ...     if isinstance(event, LayerSolved):
+        ...         print(event, "ended with:", event.solve.outcome)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> recipe = snows.Recipe(horizon=0, sweeps=1)
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", recipe=recipe, progress=listener)
+        sweep 1/1  0 ended with: solved in closed form
+    """
 
 
 @dataclass(frozen=True)

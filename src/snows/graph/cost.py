@@ -64,15 +64,16 @@ def held_bytes(node: Node, varying: Collection[Node]) -> int:
     node = returned_with_others(node) or node
     sources = tuple(argument for argument in node.all_input_nodes if argument in varying)
     holds = operator_of(node).holds if has_rule(node, sources) else Holds.EVERYTHING
+    fixed = sum(bytes_of(argument) for argument in node.all_input_nodes if argument not in sources)
     match holds:
         case Holds.NOTHING:
             return 0
         case Holds.SLOPES:
             return bytes_of(node)
         case Holds.FACTORS:
-            return sum(bytes_of(argument) for argument in node.all_input_nodes if argument not in sources)
-        case Holds.EVERYTHING:  # twice: autograd also holds what second derivatives need
-            return 2 * sum(bytes_of(each) for each in (node, *sources))
+            return fixed
+        case Holds.EVERYTHING:  # what varies counts twice: autograd also holds what second derivatives need
+            return fixed + 2 * sum(bytes_of(each) for each in (node, *sources))
 
 
 def measure(nodes: Iterable[Node], samples: int) -> None:

@@ -60,7 +60,7 @@ class Holds(Enum):
 
 
 class Derivative(Enum):
-    """Which rule of `chain` gives the derivative."""
+    """Which rule of `derivatives` gives the derivative."""
 
     AUTOGRAD = auto()
     CONVOLUTION = auto()

@@ -96,6 +96,10 @@ LINKS: dict[str, tuple[bool, Callable[[Network, Node], Node]]] = {
     ),
     "joined along positions": (True, lambda n, x: n.call(aten.cat.default, [x, x], 2)),
     "joined along positions, from the end": (True, lambda n, x: n.call(aten.cat.default, [x, x], -1)),
+    "joined along samples, and cut": (
+        True,
+        lambda n, x: n.call(aten.slice.Tensor, n.call(aten.cat.default, [x, x]), 0, 0, SAMPLES),
+    ),
     "padded positions": (True, lambda n, x: n.call(aten.pad.default, x, [1, 0, 0, 1])),
     "padded channels": (
         False,

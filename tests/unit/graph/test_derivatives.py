@@ -104,6 +104,8 @@ def test_two_values_that_vary() -> None:
     assert has_rule(total, (x, y))
     assert not has_rule(product, (x, y))
     assert has_rule(builder.call(aten.cat.default, [x, y], 1), (x, y))
+    small = builder.input(SCALE)
+    assert not has_rule(builder.call(aten.add.Tensor, x, small), (x, small))  # one of the two is broadcast
 
 
 def test_every_kind_in_the_table_has_its_rule() -> None:
@@ -221,5 +223,5 @@ def test_a_layer_holds_its_input_where_its_weight_varies() -> None:
     _, weight, bias = layer.all_input_nodes
     assert SAMPLES * held_bytes(layer, {weight}) == OTHER.nbytes
     assert held_bytes(layer, {x}) == 0
-    everything = SAMPLES * held_bytes(layer, {bias})  # no rule: by autograd
-    assert everything == 2 * layer.meta["val"].nbytes
+    by_autograd = SAMPLES * held_bytes(layer, {bias})  # no rule
+    assert by_autograd == OTHER.nbytes + 2 * layer.meta["val"].nbytes

@@ -1,97 +1,29 @@
-"""Capture, layers, what K counts, streams, and the convolution of our own."""
+"""What K counts, what depends on what, which values are alive, and where segments begin and end."""
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from snows.data.streams import Batches, Stream
-from snows.errors import CaptureError, InputError
-from snows.graph import Graph, Layer, capture
-from snows.graph.convolution import convolution
-from tests.networks import NETWORKS, call_arguments, captured, example, prunable
-from tests.oracles import operations
+from snows.graph import Graph, Layer
+from tests.graphs import SAMPLES, Builder, layer_of, random
+from tests.networks import NETWORKS, call_arguments, captured, example
+from tests.oracles import dependent_indices
+
+aten = torch.ops.aten
 
 
-def layer_of(graph: Graph, parameter: str) -> Layer:
-    return next(layer for layer in graph.layers if layer.parameter == parameter)
+def names(nodes: Sequence[Node]) -> list[str]:
+    return [node.name for node in nodes]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_graph_gives_the_models_outputs_at_another_batch_size(name: str) -> None:
-    model, graph = captured(name)
-    for samples in (1, 7):
-        args, kwargs = call_arguments(example(name, samples, seed=samples))
-        with torch.no_grad():
-            expected = pytree.tree_leaves(model(*args, **kwargs))
-            found = graph.run(pytree.tree_leaves((args, kwargs)))
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_layer_is_found_in_order(name: str) -> None:
-    model, graph = captured(name)
-    found = [layer for layer in graph.layers if layer.refusal is None]
-    assert {layer.parameter for layer in found} == set(prunable(name))
-    assert [layer.position for layer in found] == sorted(layer.position for layer in found)
-    for layer in found:
-        assert torch.equal(graph.parameters[layer.parameter], model.get_parameter(layer.parameter))
-        assert layer.name == layer.parameter.removesuffix(".weight")
-        if layer.parameter.endswith(".in_proj_weight"):
-            continue
-        module = model.get_submodule(layer.name)
-        assert layer.bias == (None if module.bias is None else f"{layer.name}.bias")
-        if layer.is_convolution:
-            assert layer.stride == module.stride
-            assert layer.dilation == module.dilation
-            assert layer.groups == module.groups
-            if isinstance(module.padding, tuple) or isinstance(layer.padding, str):
-                assert layer.padding == module.padding
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_patches_times_weight_is_the_layer(name: str) -> None:
-    _, graph = captured(name)
-    dense = Stream(graph, graph.parameters, Batches([batch_of(graph, name, 3)], (3,)))
-    for layer in (layer for layer in graph.layers if layer.refusal is None):
-        dense.advance(layer.position)
-        values = dense[0]
-        segment = graph.segment([layer], 0)
-        output = segment.own[0](values, graph.parameters)[segment.own[0].gives[0]]
-        if layer.bias is not None:
-            bias = graph.parameters[layer.bias]
-            output = output - (bias.view(-1, *[1] * (len(layer.shape) - 2)) if layer.is_convolution else bias)
-        weight = graph.parameters[layer.parameter].flatten(1).unflatten(0, (layer.groups, -1))
-        product = layer.in_weight_order(layer.patches(values[layer.input]), -1) @ weight.transpose(1, 2)
-        torch.testing.assert_close(product, layer.outputs(output), rtol=1e-10, atol=1e-12)
-
-
-def batch_of(graph: Graph, name: str, samples: int) -> dict[str, Any]:
-    leaves = pytree.tree_leaves(call_arguments(example(name, samples)))
-    return {node.name: leaf for node, leaf in zip(graph.inputs, leaves, strict=True)}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_operations_are_those_of_the_eager_model(name: str) -> None:
-    """Each counted module gives one operation; batch norms, additions and pooling none."""
-    model, graph = captured(name)
-    values = graph.run_operations(pytree.tree_leaves(call_arguments(example(name, 3))))
-    seen = operations(model, example(name, 3), model.state_dict())
-    found = [values[node.name] for node in graph.operations]
-    assert len(found) == len(seen)
-    for operation, module_output in zip(found, seen, strict=True):
-        if operation.shape != module_output.shape:  # attention keeps its heads, samples and tokens in other axes
-            operation, module_output = (value.flatten().sort().values for value in (operation, module_output))
-        torch.testing.assert_close(operation, module_output, rtol=1e-10, atol=1e-12)
+# What K counts
 
 
 def count_after(name: str, parameter: str) -> int:
@@ -114,6 +46,58 @@ def test_a_parallel_branch_is_not_ahead() -> None:
     assert not [parameter for parameter in segment.body.parameters if parameter.startswith("shortcut.0")]
 
 
+@pytest.mark.parametrize("name", NETWORKS)
+def test_operations_after_a_layer_are_those_that_autograd_finds(name: str) -> None:
+    model, graph = captured(name)
+    for layer in (layer for layer in graph.layers if layer.refusal is None):
+        after = graph.operations_after(layer)
+        found = [index for index, node in enumerate(graph.operations) if node in after]
+        state = model.state_dict()
+        assert found == dependent_indices(model, example(name, 2), state, layer.parameter, 1000), layer.name
+
+
+def attention(leaves: bool = False, beside: bool = False) -> Graph:
+    """Query, key and value of one input, attention written out, its projection; `leaves`: the query is an output too;
+    `beside`: something else reads the value."""
+    builder = Builder()
+    x = builder.input(random(SAMPLES, 5, 6))
+    query, key, value = (
+        builder.call(aten.linear.default, x, builder.parameter(random(6, 6, seed=i), name))
+        for i, name in enumerate(("query", "key", "value"))
+    )
+    turned = builder.call(aten.transpose.int, key, 1, 2)
+    scores = builder.call(aten.softmax.int, builder.call(aten.matmul.default, query, turned), -1)
+    if beside:
+        builder.call(aten.relu.default, value)
+    mixed = builder.call(aten.matmul.default, scores, value)
+    out = builder.call(aten.linear.default, mixed, builder.parameter(random(6, 6), "out"))
+    if beside:
+        out = builder.call(aten.add.Tensor, out, builder.nodes[-3])
+    normed = builder.call(aten.layer_norm.default, out, [6])
+    last = builder.call(aten.linear.default, normed, builder.parameter(random(2, 6), "last"))
+    return builder.build(*([last, query] if leaves else [last]))
+
+
+def test_projections_that_only_feed_an_attention_belong_to_it() -> None:
+    graph = attention()
+    assert [str(node.target) for node in graph.operations] == [
+        "aten.matmul.default", "aten.linear.default", "aten.layer_norm.default", "aten.linear.default",
+    ]  # fmt: skip
+    counts = {layer.name: len(graph.operations_after(layer)) for layer in graph.layers}
+    assert counts == {"query": 4, "key": 4, "value": 4, "out": 3, "last": 1}
+
+
+def test_a_projection_that_leaves_the_network_is_an_operation() -> None:
+    assert len(attention(leaves=True).operations) == 5
+
+
+def test_a_projection_that_something_else_reads_is_an_operation() -> None:
+    graph = attention(beside=True)
+    value = layer_of(graph, "value").node
+    assert value in graph.operations
+    assert layer_of(graph, "key").node not in graph.operations
+
+
 def test_the_first_operation_of_packed_projections_is_the_attention() -> None:
     _, graph = captured("attention")
     layer = layer_of(graph, "attention.in_proj_weight")
@@ -127,10 +111,44 @@ def test_the_first_operation_of_packed_projections_is_the_attention() -> None:
     assert len(graph.operations_after(layer)) == 8
 
 
-def test_a_horizon_beyond_the_end_takes_what_there_is() -> None:
-    _, graph = captured("mlp")
-    assert graph.segment([layer_of(graph, "2.weight")], 100).horizon == 2
-    assert graph.segment([layer_of(graph, "4.weight")], 5).horizon == 0
+# Questions about layers
+
+
+def test_which_attention_a_projection_feeds() -> None:
+    graph = attention()
+    product = graph.operations[0]
+    fed = {layer.name: graph.attention_fed_by(layer) for layer in graph.layers}
+    assert fed == {"query": (product, 0), "key": (product, 0), "value": (product, 1), "out": None, "last": None}
+    _, mlp = captured("mlp")
+    assert [mlp.attention_fed_by(layer) for layer in mlp.layers] == [None] * 3
+
+
+def test_what_is_before_a_layer() -> None:
+    graph = attention()
+    assert [layer.name for layer in graph.layers if graph.follows_attention(layer)] == ["out"]
+    assert [layer.name for layer in graph.layers if graph.has_attention_before(layer)] == ["out", "last"]
+    assert not any(graph.reads_table(layer) for layer in graph.layers)
+
+
+def test_an_addition_ends_the_search_for_the_attention_before_a_layer() -> None:
+    builder = Builder()
+    x = builder.input(random(SAMPLES, 4, 5, 6))
+    mixed = builder.call(aten.scaled_dot_product_attention.default, x, x, x)
+    shaped = builder.call(aten.clone.default, mixed)
+    builder.call(aten.linear.default, shaped, builder.parameter(random(6, 6), "near"))
+    added = builder.call(aten.add.Tensor, shaped, x)
+    builder.call(aten.linear.default, added, builder.parameter(random(6, 6), "behind addition"))
+    graph = builder.build(*builder.nodes[-3:])
+    assert [layer.name for layer in graph.layers if graph.follows_attention(layer)] == ["near"]
+
+
+def test_reading_a_table() -> None:
+    builder = Builder()
+    tokens = builder.input(torch.zeros(SAMPLES, 5, dtype=torch.int64))
+    x = builder.call(aten.embedding.default, builder.parameter(random(7, 6), "table"), tokens)
+    builder.call(aten.linear.default, x, builder.parameter(random(3, 6), "a"))
+    graph = builder.build()
+    assert [graph.reads_table(layer) for layer in graph.layers] == [True]
 
 
 def test_ancestors_and_descendants_tell_first_and_last_layers() -> None:
@@ -139,187 +157,188 @@ def test_ancestors_and_descendants_tell_first_and_last_layers() -> None:
     last = [layer.name for layer in graph.layers if not graph.layer_descendants(layer)]
     assert first == ["image", "number"]
     assert last == ["head"]
+    joint = layer_of(graph, "joint.weight")
+    assert [layer.name for layer in graph.layer_ancestors(joint)] == ["image", "number"]
+    assert [layer.name for layer in graph.layer_descendants(joint)] == ["head"]
 
 
-def test_streams_advance_and_free_what_is_not_read_again() -> None:
-    _, graph = captured("residual")
-    stream = Stream(
-        graph, graph.parameters, Batches([batch_of(graph, "residual", 2), batch_of(graph, "residual", 1)], (2, 1))
+def test_a_weight_used_twice_depends_on_what_either_use_depends_on() -> None:
+    _, graph = captured("tied")  # first, twice, between, twice, head
+    twice, between = layer_of(graph, "twice.weight"), layer_of(graph, "between.weight")
+    assert {layer.name for layer in graph.layer_ancestors(twice)} == {"first", "between"}
+    assert {layer.name for layer in graph.layer_descendants(between)} == {"twice", "head"}
+    assert {layer.name for layer in graph.layer_ancestors(between)} == {"first", "twice"}
+
+
+def test_vectors_are_trained_and_read_as_they_are() -> None:
+    _, graph = captured("conv-bn")  # scales and shifts of batch norms were computed from others
+    assert graph.vectors == ["3.bias", "7.bias", "11.bias"]
+    _, graph = captured("attention")
+    norms = [f"norm{i}.{kind}" for i in (1, 2, 3) for kind in ("weight", "bias")]
+    assert set(graph.vectors) >= {*norms, "embed.bias", "head.bias", "mlp.0.bias"}
+
+
+def test_the_whole_network_may_be_piecewise_linear() -> None:
+    linear = {name for name in NETWORKS if captured(name)[1].piecewise_linear}
+    assert linear == NETWORKS.keys() - {"attention", "gated"}
+
+
+# Running
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_values_alive_at_a_position_are_all_that_is_needed_there(name: str) -> None:
+    _, graph = captured(name)
+    leaves = pytree.tree_leaves(call_arguments(example(name, 3)))
+    expected = graph.run(leaves)
+    for position in range(graph.end + 1):
+        values: dict[str, Any] = dict(zip(names(graph.inputs), leaves, strict=True))
+        values |= graph.program(0, position)(values, graph.parameters)
+        alive = {key: values[key] for key in graph.live(position)}
+        later = {**alive, **graph.program(position, graph.end)(alive, graph.parameters)}
+        for node, value in zip(graph.outputs, expected, strict=True):
+            torch.testing.assert_close(later[node.name], value, rtol=0, atol=0)
+        reads = {a.name for node in graph.nodes[position:] for a in node.all_input_nodes if "parameter" not in a.meta}
+        before = {node.name for node in [*graph.inputs, *graph.nodes[:position]]}
+        outputs = {node.name for node in graph.outputs}
+        assert set(graph.live(position)) == (reads | outputs) & before
+        sizes = {node.name: node.meta["bytes"] for node in [*graph.inputs, *graph.nodes]}
+        assert graph.live_bytes(position) == sum(sizes[key] for key in alive)
+
+
+def test_programs_are_made_once_and_parameters_may_be_given() -> None:
+    _, graph = captured("mlp")
+    assert graph.program(0, 2) is graph.program(0, 2)
+    x = example("mlp", 3)
+    zeros = {key: torch.zeros_like(value) for key, value in graph.parameters.items()}
+    assert float(graph.run([x], zeros)[0].abs().max()) == 0
+    assert float(graph.run([x])[0].abs().max()) > 0
+
+
+def test_values_of_some_nodes_for_each_batch() -> None:
+    _, graph = captured("mlp")
+    batches = [{graph.inputs[0].name: example("mlp", n)} for n in (2, 5)]
+    found = graph.outputs_of(graph.operations[1:2], batches)
+    assert [list(values) for values in found] == [[graph.operations[1].name]] * 2
+    assert [value.shape[0] for values in found for value in values.values()] == [2, 5]
+    expected = graph.run_operations([example("mlp", 5)], graph.nodes[:1])
+    assert set(expected) == {node.name for node in [*graph.operations, graph.nodes[0]]}
+    torch.testing.assert_close(found[1][graph.operations[1].name], expected[graph.operations[1].name])
+
+
+def test_a_graph_with_parameters_of_its_own() -> None:
+    _, graph = captured("mlp")
+    other = graph.with_own_parameters()
+    other.parameters["0.weight"] = torch.zeros_like(other.parameters["0.weight"])
+    assert float(graph.parameters["0.weight"].abs().max()) > 0
+    assert other.nodes is graph.nodes
+
+
+# Segments
+
+
+@pytest.mark.parametrize("horizon", [0, 1, 2, 3, 100])
+def test_a_segment_has_one_operation_more_than_its_horizon(horizon: int) -> None:
+    _, graph = captured("mlp")
+    for index, layer in enumerate(graph.layers):
+        after = graph.operations[2 * index :]
+        segment = graph.segment([layer], horizon)
+        assert segment.outputs == tuple(names(after[: horizon + 1]))
+        assert segment.horizon == min(horizon, len(after) - 1)
+        assert segment.position == layer.position
+        assert graph.segment([layer], horizon) is segment
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("horizon", [0, 2])
+def test_a_segment_computes_what_the_network_does(name: str, horizon: int) -> None:
+    _, graph = captured(name)
+    leaves = pytree.tree_leaves(call_arguments(example(name, 3)))
+    expected = graph.run_operations(leaves)
+    inputs: dict[str, Any] = dict(zip(names(graph.inputs), leaves, strict=True))
+    for layer in (layer for layer in graph.layers if layer.refusal is None):
+        segment = graph.segment([layer], horizon)
+        values = {**inputs, **graph.program(0, segment.position)(inputs, graph.parameters)}
+        values = {key: values[key] for key in graph.live(segment.position)}
+        prelude = segment.prelude(values, graph.parameters)
+        found = segment.body({**values, **prelude}, graph.parameters)
+        assert tuple(found) == segment.outputs
+        for key, value in found.items():
+            torch.testing.assert_close(value, expected[key], rtol=0, atol=0)
+        assert layer.parameter in segment.body.parameters
+        assert layer.parameter not in segment.prelude.parameters
+        assert set(prelude) <= set(segment.body.reads)
+
+
+def two_branches() -> tuple[Graph, Layer, Layer]:
+    builder = Builder()
+    x = builder.input(random(SAMPLES, 6))
+    left, right = (
+        builder.call(aten.linear.default, x, builder.parameter(random(6, 6, seed=i), name))
+        for i, name in enumerate(("left", "right"))
     )
-    seen: list[weakref.ref[Tensor]] = []
-    for position in range(1, graph.end + 1):
-        stream.advance(position)
-        for values in (stream[i] for i in range(2)):
-            assert set(values) == set(graph.live(position))
-            seen += [weakref.ref(value) for value in values.values() if isinstance(value, Tensor)]
-    gc.collect()
-    alive = {id(value) for i in range(2) for value in stream[i].values()}
-    assert all(reference() is None or id(reference()) in alive for reference in seen)
-    assert set(stream[0]) == {node.name for node in graph.outputs}
-    position = stream.position
-    stream.advance(position)  # nothing to do
-    assert stream.position == position
+    builder.call(aten.relu.default, builder.call(aten.mul.Tensor, left, right))
+    graph = builder.build()
+    return graph, layer_of(graph, "left"), layer_of(graph, "right")
 
 
-def test_streams_read_a_weight_changed_before_its_layer_is_passed() -> None:
-    model, graph = captured("mlp")
-    parameters = dict(graph.parameters)
-    stream = Stream(graph, parameters, Batches([batch_of(graph, "mlp", 3)], (3,)))
-    stream.advance(layer_of(graph, "2.weight").position)
-    parameters["2.weight"] = torch.zeros_like(parameters["2.weight"])
-    stream.advance(graph.end)
-    with torch.no_grad():
-        changed = torch.func.functional_call(model, {"2.weight": parameters["2.weight"]}, (example("mlp", 3),))
-    torch.testing.assert_close(stream[0][graph.outputs[0].name], changed)
+def test_layers_that_are_solved_together() -> None:
+    """A product of two branches is linear in each of them, and not in both."""
+    graph, left, right = two_branches()
+    one, both = graph.segment([left], 1), graph.segment([left, right], 2)
+    assert one.piecewise_linear
+    assert not both.piecewise_linear
+    assert both.outputs == tuple(names([left.node, right.node, graph.nodes[-1]]))
+    assert both.layers == (left, right)
+    assert [program.gives for program in both.own] == [(left.node.name,), (right.node.name,)]
+    assert one.prelude.parameters == ("right",)
+    assert both.prelude.gives == ()
+    assert both.position == 0
+    assert graph.segment([right, left], 2).position == 0
+    assert one.cost == graph.cost([left], 1)
+    assert both.cost == graph.cost([left, right], 2)
 
 
-def test_two_samples_are_enough_to_tell_samples_from_tokens() -> None:
-    """nn.MultiheadAttention projects its output with samples as the fast index, not the slow one."""
-    model, graph = captured("attention")
-    again = capture(model, (example("attention", 2),), {})
-    layouts = [node.meta["sample_layout"] for node in graph.operations]
-    assert [node.meta["sample_layout"] for node in again.operations] == layouts
-    assert None not in layouts
-    assert any(layout.inner for layout in layouts)
+def test_segments_by_what_they_match() -> None:
+    _, graph = captured("mlp")
+    first = graph.layers[0]
+    assert graph.segment([first], 0).is_one_layer
+    assert not graph.segment([first], 1).is_one_layer
+    assert graph.segment([first], 1).is_matched_itself
+    packed = attention()
+    query = layer_of(packed, "query")
+    assert not packed.segment([query], 0).is_one_layer
+    assert not packed.segment([query], 0).is_matched_itself
+    branches, left, right = two_branches()
+    assert not branches.segment([left, right], 0).is_one_layer
 
 
-# Layers that cannot be pruned
+def test_piecewise_linear_segments() -> None:
+    _, graph = captured("gated")
+    found = {layer.name: graph.segment([layer], 0).piecewise_linear for layer in graph.layers}
+    assert set(found.values()) == {True}
+    stem = layer_of(graph, "stem.weight")
+    assert not graph.segment([stem], 1).piecewise_linear  # hardswish
+    _, residual = captured("residual")
+    assert all(residual.segment([layer], 100).piecewise_linear for layer in residual.layers)
 
 
-class TiedModules(nn.Module):
-    """Two modules, one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder, self.middle, self.decoder = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-        self.decoder.weight = self.encoder.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.decoder(self.middle(self.encoder(x)).relu())
+def test_samples_first_in_all_that_a_segment_reads() -> None:
+    _, residual = captured("residual")
+    assert all(residual.segment([layer], 2).batch_first for layer in residual.layers)
+    _, graph = captured("attention")
+    packed, out = (layer_of(graph, f"attention.{name}") for name in ("in_proj_weight", "out_proj.weight"))
+    assert graph.segment([packed], 0).batch_first == samples_first(graph, packed, 0)
+    assert not graph.segment([out], 0).batch_first
+    assert not samples_first(graph, out, 0)
 
 
-class Odd(nn.Module):
-    """A transposed convolution, a computed weight, a transformed weight and a layer that is never used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.ConvTranspose2d(2, 4, 2)
-        self.normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))
-        self.scaled = nn.Linear(4, 4)
-        self.unused = nn.Linear(4, 4)
-        self.constant = nn.Linear(4, 4)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.normed(self.up(x)).mean((2, 3))
-        x = F.linear(x, 2 * self.scaled.weight)
-        return self.head(x + self.constant(torch.ones(4)))
-
-
-def refusals(graph: Graph) -> dict[str, str | None]:
-    return {layer.name: layer.refusal for layer in graph.layers}
-
-
-def test_a_weight_used_twice_is_refused_naming_the_places() -> None:
-    twice = refusals(captured("tied")[1])["twice"]
-    assert twice == "its weight is used in 2 places (twice)"
-    found = refusals(capture(TiedModules().eval(), (torch.randn(3, 4),), {}))
-    assert found == {"encoder": "its weight is used in 2 places (decoder, encoder)", "middle": None}
-
-
-def test_other_layers_are_refused_with_their_reason() -> None:
-    found = refusals(capture(Odd().eval(), (torch.randn(3, 2, 3, 3),), {}))
-    assert found == {
-        "up": "transposed convolutions are not supported",
-        "normed": "its weight is computed from other parameters",
-        "scaled": "its weight is transformed before it is used",
-        "unused": "forward does not use it",
-        "constant": "its input is the same whatever the data, so there is nothing to match",
-        "head": None,
-    }
-
-
-# Models that cannot be captured
-
-
-class Forward(nn.Module):
-    """A linear layer with some forward around it."""
-
-    def __init__(self, forward: Callable[[nn.Linear, Tensor], Tensor]) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-        self.of = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.of(self.fc, x)
-
-
-UNCAPTURABLE = {
-    "a branch on values": (
-        lambda fc, x: fc(x) if x.sum() > 0 else -fc(x),
-        r"^Forward cannot be captured by torch\.export: .*branches that depend on values",
-    ),
-    "dropout that is always on": (
-        lambda fc, x: F.dropout(fc(x), 0.5, training=True),
-        r"^Forward gives different outputs for the same input in eval mode .*make its forward deterministic",
-    ),
-    "a batch size in reshape": (lambda fc, x: fc(x).reshape(2, 2, 2).flatten(1), "take the batch size from x.shape"),
-    "a batch size in a constant": (lambda fc, x: fc(x) + torch.ones(2, 4), "take the batch size from x.shape"),
-}
-
-
-@pytest.mark.parametrize("case", UNCAPTURABLE)
-def test_what_cannot_be_captured_is_said_in_a_sentence(case: str) -> None:
-    forward, words = UNCAPTURABLE[case]
-    with pytest.raises(CaptureError, match=words):
-        capture(Forward(forward).eval(), (torch.randn(4, 4),), {})
-
-
-def test_other_wrong_inputs_of_capture() -> None:
-    class Variadic(nn.Module):
-        def forward(self, *xs: Tensor) -> Tensor:
-            return xs[0]
-
-    with pytest.raises(CaptureError, match=r"takes \*xs; give its inputs names"):
-        capture(Variadic(), (torch.randn(4, 4),), {})
-    with pytest.raises(InputError, match="does not run on the data"):
-        capture(nn.Linear(3, 3), (torch.randn(4, 4),), {})
-    with pytest.raises(CaptureError, match="samples; expected the same number in each"):
-        capture(nn.Bilinear(2, 2, 2), (torch.randn(4, 2), torch.randn(3, 2)), {})
-
-
-# The convolution of our own
-
-CONVOLUTIONS = {
-    "1d": ((2, 4, 7), (4, 4, 3), {"stride": [2], "padding": [1], "dilation": [2]}),
-    "2d": ((2, 3, 4, 5), (2, 3, 3, 2), {"stride": [2, 1], "padding": [1, 0], "dilation": [1, 2]}),
-    "2d, one number for both axes": ((2, 2, 5, 5), (2, 2, 2, 2), {"stride": [2], "padding": [1]}),
-    "2d, defaults": ((2, 2, 4, 4), (3, 2, 2, 2), {}),
-    "2d, rows left over by the stride": ((1, 2, 6, 6), (2, 2, 3, 3), {"stride": [2, 2]}),
-    "grouped": ((2, 4, 4, 4), (6, 2, 3, 3), {"padding": [1, 1], "groups": 2}),
-    "depthwise": ((2, 3, 4, 4), (3, 1, 3, 3), {"stride": [2, 2], "padding": [1, 1], "groups": 3}),
-    "3d": ((1, 2, 3, 3, 4), (2, 2, 2, 1, 2), {"stride": [1, 1, 2], "padding": [1, 0, 1]}),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Input #:UserWarning")  # gradcheck, on inputs that do not vary
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_convolution_and_its_derivatives(case: str, bias: bool) -> None:
-    shape, weight_shape, options = CONVOLUTIONS[case]
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape, generator=generator, dtype=torch.float64)
-    weight = torch.randn(weight_shape, generator=generator, dtype=torch.float64)
-    shift = torch.randn(weight_shape[0], generator=generator, dtype=torch.float64) if bias else None
-    reference = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(shape)]
-    expected = reference(x, weight, shift, **options)
-    torch.testing.assert_close(convolution(x, weight, shift, **options), expected)
-    for varying in (x, weight):
-        variable = varying.clone().requires_grad_()
-
-        def ours(v: Tensor, varying: Tensor = varying) -> Tensor:
-            return convolution(*((v, weight) if varying is x else (x, v)), shift, **options)
-
-        torch.testing.assert_close(ours(variable), expected)
-        assert torch.autograd.gradcheck(ours, variable)
-        assert torch.autograd.gradgradcheck(ours, variable)
+def samples_first(graph: Graph, layer: Layer, horizon: int) -> bool:
+    """Whether every value that a segment reads has as many rows as there are samples, and no other such axis."""
+    segment = graph.segment([layer], horizon)
+    leaves = [example("attention", 13)]
+    values: dict[str, Any] = dict(zip(names(graph.inputs), leaves, strict=True))
+    values |= graph.program(0, segment.position)(values, graph.parameters)
+    own = {*segment.prelude.gives}
+    read = [values[key] for key in {*segment.prelude.reads, *segment.body.reads} - own]
+    return all(isinstance(v, Tensor) and v.shape[0] == 13 and all(s % 13 for s in v.shape[1:]) for v in read)

@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.data.streams import Batches, Stream
 from snows.errors import InputError
 from snows.graph.autodiff import linearize
 from snows.graph.segment import SampleLayout
 from snows.solve.objective import Objective, Piece, restrict
-from snows.solve.problem import LayerProblem
-from tests.networks import CURVED, NETWORKS, call_arguments, captured, example, prunable
+from tests.networks import CURVED, NETWORKS, captured, example, prunable
 from tests.oracles import KStepLoss, finite_difference
+from tests.problems import SAMPLES, problem, pruned_parameters, weight_of
 
-SAMPLES = 5
 ALL = 1000  # a horizon beyond the end of every network here
 HORIZONS = (0, 1, 3, ALL)
 LAYERS = [(name, parameter) for name in NETWORKS for parameter in prunable(name)]
@@ -28,40 +26,6 @@ NORMALIZATIONS = ("variance", "mean", "sum")
 
 each_case = pytest.mark.parametrize(("name", "parameter", "horizon"), CASES)
 each_layer = pytest.mark.parametrize(("name", "parameter"), LAYERS)
-
-
-@cache
-def pruned_parameters(name: str) -> dict[str, Tensor]:
-    """The parameters of a network in which every layer is already pruned and re-adjusted, as in a second sweep."""
-    _, graph = captured(name)
-    generator = torch.Generator().manual_seed(3)
-    changed = dict(graph.parameters)
-    for layer in [layer for layer in graph.layers if layer.refusal is None]:
-        weight = changed[layer.parameter]
-        noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-        kept = torch.rand(weight.shape, generator=generator) < 0.7
-        changed[layer.parameter] = (weight + 0.1 * noise) * kept
-    return changed
-
-
-def problem(
-    name: str,
-    parameter: str,
-    horizon: int,
-    split: tuple[int, ...] = (2, 3),
-    targets_from: str = "dense-stream",
-    keep_bytes: int = 1 << 30,
-) -> LayerProblem:
-    _, graph = captured(name)
-    layer = next(layer for layer in graph.layers if layer.parameter == parameter)
-    leaves = torch.utils._pytree.tree_leaves(call_arguments(example(name, sum(split))))
-    names = [node.name for node in graph.inputs]
-    pieces = [dict(zip(names, part, strict=True)) for part in zip(*(leaf.split(split) for leaf in leaves), strict=True)]
-    dense = Stream(graph, graph.parameters, Batches(pieces, split))
-    pruned = Stream(graph, pruned_parameters(name), Batches(pieces, split))
-    dense.advance(layer.position)
-    pruned.advance(layer.position)
-    return LayerProblem(graph.segment([layer], horizon), dense, pruned, targets_from, keep_bytes)
 
 
 @cache
@@ -78,11 +42,6 @@ def oracle(
 @cache
 def jacobian(name: str, parameter: str) -> list[Tensor]:
     return oracle(name, parameter, ALL).jacobian(weight_of(name, parameter))
-
-
-def weight_of(name: str, parameter: str) -> Tensor:
-    """Where derivatives are taken. An output whose weights are all zero would lie on the kink of its rectifier."""
-    return pruned_parameters(name)[parameter] + 0.02
 
 
 def vectors(weight: Tensor, count: int = 3) -> list[Tensor]:
