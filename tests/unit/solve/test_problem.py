@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from snows.data.streams import Batches, Stream
 from snows.solve import problem as module
 from snows.solve.problem import LayerProblem
 from tests.networks import example, make
 from tests.oracles import layer_input_output, patches
-from tests.problems import joint_network, problem, pruned_parameters, weight_of
+from tests.problems import joint_network, joint_problem, joint_samples, problem, pruned_parameters, weight_of
 
 RESIDUAL = ("residual", "conv2.weight")
 
@@ -120,6 +119,12 @@ def test_variances_are_those_of_the_first_fitted_samples(
     targets = zip(*(given[index].targets for index in range(pieces)), strict=True)
     expected = [1 / float(torch.cat(parts).var(correction=0)) for parts in targets]
     assert weights == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_thousand_samples_are_enough_for_variances() -> None:
+    given = problem("mlp", "2.weight", 0, split=(500, 500, 500))
+    targets = torch.cat([given[index].targets[0] for index in range(2)])
+    assert given.objective("variance").weights == pytest.approx([1 / float(targets.var(correction=0))], rel=1e-12)
 
 
 def test_known_variances_are_used_and_new_ones_are_added() -> None:
@@ -245,15 +250,9 @@ def test_moments_of_about_so_many_samples(name: str, layer: str, samples: int | 
 
 
 def test_each_layer_of_a_group_has_moments_of_its_own_inputs() -> None:
-    model, graph = joint_network()
-    x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    layers = [layer for layer in graph.layers if layer.name in "qkv"]
-    batches = Batches([{graph.inputs[0].name: part} for part in x.split(3)], (3, 3))
-    streams = [Stream(graph, graph.parameters, batches) for _ in range(2)]
-    for stream in streams:
-        stream.advance(layers[0].position)
-    given = LayerProblem(graph.segment(layers, 1), *streams, "dense-stream", 1 << 30)
-    for index, layer in enumerate(layers):
+    model, given = joint_network()[0], joint_problem()
+    x = joint_samples()
+    for index, layer in enumerate(given.layers):
         own = model.get_submodule(layer.name)
         read, y = layer_input_output(model, layer.name, x)
         torch.testing.assert_close(given.moments(index).gram, averaged(own, read))
