@@ -205,6 +205,12 @@ def averaged(module: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
 MOMENTS = [("residual", "conv2"), ("grouped", "2"), ("depthwise", "2"), ("mlp", "2"), ("attention", "mlp.2")]
 
 
+def test_pieces_are_counted_by_the_size_of_the_first() -> None:
+    given = problem("residual", "last.weight", 1, split=(6, 4, 4))
+    x, _ = layer_input_output(eager_pruned("residual"), "last", example("residual", 14))
+    torch.testing.assert_close(given.gram(samples=5), averaged(make("residual").last, x[:6]))
+
+
 @pytest.mark.parametrize(("name", "layer"), MOMENTS)
 @pytest.mark.parametrize("targets_from", ["dense-stream", "dense-weights"])
 def test_moments_are_those_of_the_eager_layer(name: str, layer: str, targets_from: str) -> None:
