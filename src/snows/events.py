@@ -16,7 +16,7 @@ from typing import Any
 class Event:
     """Something that happened in a run. `str(event)` says it in a few words.
 
-    `snows.prune(..., progress=listener)` calls the listener with every event. The classes below are the kinds of events.
+    `snows.prune(..., progress=listener)` calls the listener with every event; the classes here are their kinds.
 
     Example:
         >>> import torch, snows
