@@ -129,3 +129,18 @@ def products_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Objective, "product", watch)
     call()
     return seen
+
+
+def joint_samples() -> Tensor:
+    return torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def joint_problem() -> LayerProblem:
+    """Of query, key and value of the dense network, with K=1."""
+    graph = joint_network()[1]
+    layers = [layer for layer in graph.layers if layer.name in "qkv"]
+    batches = Batches([{graph.inputs[0].name: part} for part in joint_samples().split(3)], (3, 3))
+    streams = [Stream(graph, graph.parameters, batches) for _ in range(2)]
+    for stream in streams:
+        stream.advance(layers[0].position)
+    return LayerProblem(graph.segment(layers, 1), *streams, "dense-stream", 1 << 30)

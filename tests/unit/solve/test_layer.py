@@ -28,7 +28,18 @@ from snows.solve.problem import LayerProblem
 from snows.solve.settings import ALL_SAMPLES, CurvatureSettings
 from tests.networks import example, make
 from tests.oracles import KStepLoss, layer_input_output, restricted_least_squares
-from tests.problems import CASE, FIRST, mask_of, problem, products_of, pruned_parameters, settings, solve
+from tests.problems import (
+    CASE,
+    FIRST,
+    PLENTY,
+    joint_problem,
+    mask_of,
+    problem,
+    products_of,
+    pruned_parameters,
+    settings,
+    solve,
+)
 
 
 def oracle(given: LayerProblem, horizon: int, samples: int, normalization: str = "variance") -> KStepLoss:
@@ -271,6 +282,27 @@ def test_beyond_one_layer_least_squares_is_where_newton_starts(horizon: int) -> 
     assert report.newton_steps == 1
     assert report.loss < report.loss_start < report.loss_masked
     assert report.relative_damping == 1e-9
+
+
+def test_of_layers_that_are_solved_together_the_largest_damping_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised = iter([1e-6, 3e-6, 2e-6])
+    blocks = module.RowBlocks
+
+    def raise_damping(*arguments: Any) -> Any:
+        made = blocks(*arguments)
+        made.relative_damping = next(raised)
+        return made
+
+    monkeypatch.setattr(module, "RowBlocks", raise_damping)
+    given = joint_problem()
+    masks = {layer.parameter: mask_of(layer.shape) for layer in given.layers}
+    chosen = settings(start="closed-form", targets="dense-stream")
+    result = module.solve_layer(given, given.pruned.parameters, masks, chosen, PLENTY, FIRST)
+    assert result.solve.relative_damping == 3e-6
+    assert list(result.weights) == list(masks)
+    for name, mask in masks.items():
+        assert result.weights[name].shape == mask.shape
+        assert not result.weights[name][~mask].any()
 
 
 def test_a_mask_that_is_not_new_starts_from_the_weights() -> None:

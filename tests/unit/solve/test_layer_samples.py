@@ -12,7 +12,7 @@ from snows.devices.memory import Memory
 from snows.solve import layer as module
 from snows.solve.layer import Turn
 from snows.solve.objective import Objective
-from tests.problems import CASE, problem, products_of, settings, solve
+from tests.problems import CASE, mask_of, problem, products_of, settings, solve
 
 
 def test_pieces_rotate_from_step_to_step_and_from_sweep_to_sweep() -> None:
@@ -25,7 +25,7 @@ def test_pieces_rotate_from_step_to_step_and_from_sweep_to_sweep() -> None:
 @pytest.mark.parametrize(
     ("sizes", "samples", "pieces"),
     [((4, 4, 2), 10, (0, 1, 2)), ((4, 4, 2), 11, (0, 1, 2)), ((4, 4, 2), 9, (0, 1)), ((4, 4, 2), 5, (0,)),
-     ((4, 4, 2), 1, (0,)), ((4, 4, 2), 7, (0, 1))],
+     ((4, 4, 2), 1, (0,)), ((4, 4, 2), 7, (0, 1)), ((4, 2), 3, (0,))],
 )  # fmt: skip
 def test_a_subset_has_about_so_many_samples(sizes: tuple[int, ...], samples: int, pieces: tuple[int, ...]) -> None:
     assert module._rotating_subsets(sizes, samples, steps_before=0)(0) == pieces
@@ -38,6 +38,7 @@ def test_a_subset_has_about_so_many_samples(sizes: tuple[int, ...], samples: int
 )  # fmt: skip
 def test_mini_batches_are_consecutive_pieces(samples: int, batches: list[tuple[int, ...]]) -> None:
     assert module._consecutive((4, 4, 4, 2), samples) == batches
+    assert module._consecutive((4, 2), 3) == [(0,), (1,)]  # by the size of the first piece
 
 
 def test_products_take_other_samples_in_each_step_and_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,3 +110,22 @@ def test_derivatives_have_one_precision_and_losses_the_weights(monkeypatch: pyte
     result = solve(given, settings(product_samples=2))
     assert taken == set(planned) == {torch.bfloat16}
     assert result.solve.loss == given.objective("variance").loss(result.weights["conv2.weight"])
+
+
+def test_only_whole_pieces_are_taken_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six of ten samples fit, which is one piece of four: less than a half, so that all are taken."""
+    monkeypatch.setattr(module, "linearized_bytes", lambda *_: 100)
+    monkeypatch.setattr(Memory, "products", 600)
+    given = problem(*CASE, 3, split=(4, 3, 3))
+    seen = products_of(lambda: solve(given, settings(product_samples=1000)), monkeypatch)
+    assert [samples for _, samples in seen] == [10]
+
+
+def test_the_output_that_keeps_most_says_how_many_samples_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+    monkeypatch.setattr(module, "samples_in_products", lambda _, inputs: asked.append(inputs) or 5)
+    given = problem(*CASE, 3)
+    solve(given, settings())
+    kept = mask_of(given.layers[0].shape).flatten(1).sum(1)
+    assert kept.min() < kept.max()
+    assert asked == [[int(kept.max())]]
