@@ -2,8 +2,8 @@
 
     python scripts/mutate.py --sample 60 --seed 1 --out mutants.json
 
-A mutant is killed when a test fails. Tests of the same module run first, then those of the room, then those of the whole
-(integration and properties).
+A mutant is killed when a test fails. Tests of the same module run first, then those of the room, then those of the
+whole (integration and properties).
 """
 
 from __future__ import annotations
