@@ -69,7 +69,9 @@ PARTS: dict[str, dict[str, Any]] = {  # what is taken out of the last stage, or 
     "last stage, outputs alone": {"snows.solve.distill._OUTPUT_SHARE": 1.0},
     "last stage, outputs and operations by half": {"snows.solve.distill._OUTPUT_SHARE": 0.5},
     "last stage, class token as much as all patches": {"snows.solve.distill._error": _class_token_error},
-    "last stage, a tenth of the steps": {"snows.plan._FINISH_STEPS": 150},
+    "last stage, a tenth of the steps": {
+        "snows.solve.settings._TRANSFORMER_DISTILL": {"finish_steps": 150, "finish_rate": 1e-3}
+    },
 }
 SIZES = {  # width, depth, heads; K of the paper's tables; blocks to time; memory
     "vit-b": (768, 12, 12, 3, 3, None),

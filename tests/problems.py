@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from snows.data.streams import Batches, Stream
 from snows.devices.memory import Memory
-from snows.graph import Layer
+from snows.graph import Graph, Layer, capture
 from snows.recipe import Recipe
 from snows.solve.layer import SolvedLayer, Turn, solve_layer
+from snows.solve.objective import Objective
 from snows.solve.problem import LayerProblem
 from snows.solve.settings import Settings, resolve
 from tests.networks import call_arguments, captured, example
@@ -86,3 +89,58 @@ def solve(
     return solve_layer(
         given, given.pruned.parameters, {layer.parameter: mask_of(layer.shape, seed)}, chosen, memory, turn
     )
+
+
+class Joint(nn.Module):
+    """Query, key and value that read different inputs, which are computed between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        q = self.q(x)
+        other = torch.sin(x)
+        k, v = self.k(other), self.v(other)
+        attended: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.head(attended)
+
+
+@cache
+def joint_network() -> tuple[nn.Module, Graph]:
+    """Layers that are solved together. Neither is to be changed."""
+    torch.manual_seed(0)
+    model = Joint().double().eval().requires_grad_(False)
+    return model, capture(model, (torch.randn(2, 3, 4, dtype=torch.float64),), {})
+
+
+def products_of(call: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], int]]:
+    """The pieces and the number of samples of every system that is solved."""
+    seen: list[tuple[tuple[int, ...], int]] = []
+    product = Objective.product
+
+    def watch(objective: Objective, *arguments: Any) -> Any:
+        seen.append((objective.chosen, objective.samples))
+        return product(objective, *arguments)
+
+    monkeypatch.setattr(Objective, "product", watch)
+    call()
+    return seen
+
+
+def joint_samples() -> Tensor:
+    return torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def joint_problem() -> LayerProblem:
+    """Of query, key and value of the dense network, with K=1."""
+    graph = joint_network()[1]
+    layers = [layer for layer in graph.layers if layer.name in "qkv"]
+    batches = Batches([{graph.inputs[0].name: part} for part in joint_samples().split(3)], (3, 3))
+    streams = [Stream(graph, graph.parameters, batches) for _ in range(2)]
+    for stream in streams:
+        stream.advance(layers[0].position)
+    return LayerProblem(graph.segment(layers, 1), *streams, "dense-stream", 1 << 30)

@@ -48,6 +48,27 @@ def test_random_numbers_of_a_run_are_not_the_callers() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.parametrize(
+    ("device", "available", "saved"),
+    [("cuda", True, ["cuda"]), ("cuda", False, []), ("cpu", True, []), (None, True, [])],
+)
+def test_random_states_of_the_devices_of_a_run_are_put_back(
+    device: str | None, available: bool, saved: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked: list[list[str]] = []
+
+    @contextmanager
+    def fork(devices: list[torch.device]) -> Iterator[None]:
+        forked.append([each.type for each in devices])
+        yield
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    with own_surroundings(None if device is None else torch.device(device), lambda event: None):
+        pass
+    assert forked == [saved]
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("raises", [False, True])
 def test_gradients_are_on_within_and_as_before_afterwards(mode: type[torch.no_grad], raises: bool) -> None:

@@ -62,7 +62,9 @@ DeviceOption = Annotated[
 MemoryOption = Annotated[
     str | None,
     typer.Option(
-        "--memory", help="Device memory to use at most, such as 24GiB. [default: what is free]", show_default=False
+        "--memory",
+        help="Device memory to use at most, such as 24GiB. [default: what is free on a GPU, 16 GiB on a CPU]",
+        show_default=False,
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides the order of the samples and all random numbers.")]

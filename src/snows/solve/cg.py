@@ -71,8 +71,9 @@ def conjugate_gradient(
         eta = rz / curvature
         delta_new = delta + eta * p
         r = rhs - product(delta_new) - damping * delta_new if step % options.refresh == 0 else r - eta * bp
-        # One transfer for all three numbers: the host waits for the device here and nowhere else.
-        curvature_value, norm, gain = torch.stack([curvature, r.norm(), eta * rz / 2]).tolist()
+        # The gain is twice that of the quadratic model. The host waits for the device here and nowhere else: for all
+        # three numbers at once.
+        curvature_value, norm, gain = torch.stack([curvature, r.norm(), eta * rz]).tolist()
         if not math.isfinite(curvature_value):
             return CGResult(delta, step - 1, CGOutcome.NOT_FINITE)
         if curvature_value <= 0:

@@ -52,7 +52,6 @@ def micro_batch_size(
         live = graph.live_bytes(min(planned.layer.position for planned in group))
         return int(GRADIENT * cost.bytes) + cost.output_bytes + cost.prelude_bytes + 2 * live
 
-    largest = max((needed(group) for group in plan.groups), default=1)
-    fitting = memory.one_pass // max(largest, 1)
+    fitting = memory.one_pass // max([1, *(needed(group) for group in plan.groups)])
     together = settings.minibatch if settings.in_minibatches else settings.curvature.samples
     return max(1, min(together, _MICRO_BATCH.get(device.type, 250), fitting, samples))

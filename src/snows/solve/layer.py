@@ -161,8 +161,8 @@ class _Solve:
         self.settings, self.memory, self.turn = settings, memory, turn
         self.segment, self.pack, self.unpack = problem.segment, problem.packing.pack, problem.packing.unpack
         self.kind = curvature_kind(settings.curvature, problem.segment)
-        precision = derivative_precision(settings.curvature, problem.segment, masked.device, masked.dtype)
-        self.objective = problem.objective(settings.normalization, precision)
+        self.precision = derivative_precision(settings.curvature, problem.segment, masked.device, masked.dtype)
+        self.objective = problem.objective(settings.normalization, self.precision)
         self.closed_form = settings.start.closed_form and turn.new_mask
         self.blocks, self.cross = self._row_blocks()
 
@@ -246,7 +246,7 @@ class _Solve:
             wanted = min(samples, self.objective.samples)
             samples = self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
         narrow = self.problem.narrowed(samples)
-        sampled = narrow.objective(self.settings.normalization, self.objective.precision)
+        sampled = narrow.objective(self.settings.normalization, self.precision)
         steps_before = self.turn.sweep * self.settings.newton.steps
         subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, steps_before)
         at_start = None if start.gradient is None else (start.loss, start.gradient)
@@ -277,7 +277,7 @@ class _Solve:
 
     def _linearized_bytes(self) -> int:
         """Bytes of the linearized segment, for one sample."""
-        return linearized_bytes(self.segment.cost, self.kind, self.objective.precision or self.masked.dtype)
+        return linearized_bytes(self.segment.cost, self.kind, self.precision)
 
     def _system(self, curvature: Objective, at: Tensor) -> System:
         """The Newton system on the kept weights, preconditioned with the row blocks."""

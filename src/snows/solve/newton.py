@@ -100,7 +100,7 @@ def newton(
         result = replace(result, gradient_norm=norm)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return replace(result, outcome=NewtonOutcome.NOT_FINITE)
-        if norm == 0 or norm <= options.cg.absolute_tolerance:
+        if norm <= options.cg.absolute_tolerance:
             return replace(result, outcome=NewtonOutcome.CONVERGED)
         system = system_at(weight, step)
         damping = options.damping + options.relative_damping * system.mean_diagonal

@@ -43,6 +43,8 @@ def test_shares_of_a_budget() -> None:
         (101, 4, 60, 101),
         (100, 4, 60, 50),
         (7, 0, 3, 7),  # nothing is held
+        (150, 0, 3, 150),
+        (150, 1, 3, 150),
         (7, 1000, 3, 7),
     ],
 )
@@ -54,7 +56,7 @@ def test_products_take_as_many_samples_as_fit(wanted: int, sample_bytes: int, pi
     ("live", "samples", "resident", "targets"),
     [
         (1, 40, 40, 420), (1, 250, 250, 0), (1, 251, 250, 0), (10, 40, 25, 0), (12, 40, 20, 20), (1000, 40, 0, 500),
-        (0, 40, 40, 500),
+        (0, 40, 40, 500), (0, 400, 400, 500),
     ],
 )  # fmt: skip
 def test_activations_of_both_streams_come_first_then_targets(
@@ -66,7 +68,7 @@ def test_activations_of_both_streams_come_first_then_targets(
 
 
 def test_the_host_takes_what_the_device_does_not() -> None:
-    assert [Memory(1000, host=200).hosted(live) for live in (0, 1, 10, 99, 100, 101)] == [200, 100, 10, 1, 1, 0]
+    assert [Memory(9, host=200).hosted(live) for live in (0, 1, 10, 99, 100, 101)] == [200, 100, 10, 1, 1, 0]
     assert Memory(1000).hosted(1000) > 1 << 40
 
 

@@ -98,6 +98,11 @@ def test_parameters_alone_are_computed_once() -> None:
     torch.testing.assert_close(made, graph.parameters["fc.weight"].exp().sum())
 
 
+def test_a_vector_that_something_was_computed_from_stays_as_it_is() -> None:
+    assert captured_forward(lambda fc, x: fc(x)).vectors == ["fc.bias"]
+    assert captured_forward(lambda fc, x: fc(x) * fc.bias.exp()).vectors == []
+
+
 def test_what_no_output_needs_is_left_out() -> None:
     def forward(fc: nn.Linear, x: Tensor) -> Tensor:
         fc(x).relu().sum()
@@ -208,6 +213,7 @@ UNCAPTURABLE = {
     "len": (lambda fc, x: fc(x).view(len(x), 2, 2), rf"only runs at the batch size it was captured with .*{SIZES}"),
     "int": (lambda fc, x: fc(x).view(int(x.shape[0]), 2, 2), rf"only runs at the batch size .*{SIZES}"),
     "len in a value": (lambda fc, x: fc(x) / len(x), rf"does not give the model's own outputs .*{SIZES}"),
+    "len in a small value": (lambda fc, x: 1e-4 * fc(x) / len(x), rf"does not give the model's own outputs .*{SIZES}"),
     "a size that depends on values": (
         lambda fc, x: fc(x)[fc(x)[:, 0] > 0].sum(0) + x,
         r"^Forward computes a tensor whose size depends on values \(aten\.index\.Tensor\); use torch\.where or a mask",

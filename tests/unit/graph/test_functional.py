@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from snows.graph import capture
-from snows.graph.functional import replace_nodes
+from snows.graph.functional import made_functional, replace_nodes
 from snows.graph.operators import operator_of, out_of_place
 from tests.networks import NETWORKS, call_arguments, example, make
 
@@ -103,3 +103,41 @@ def test_networks_that_are_not_plain_are_left_to_torch(make_model: Any) -> None:
     before = str(exported.graph)
     assert not replace_nodes(exported)
     assert str(exported.graph) == before
+
+
+PLAIN = ["mlp", "conv-bn", "residual", "grouped", "depthwise", "conv1d", "conv3d", "shared-relu", "two-outputs"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_common_networks_are_not_traced_again(name: str) -> None:
+    exported = torch.export.export(make(name), *call_arguments(example(name, 4)), strict=False)
+    assert replace_nodes(exported)
+    called = [node for node in exported.graph.nodes if node.op == "call_function"]
+    assert not any(out_of_place(node) or "batch_norm" in str(node.target) for node in called)
+    torch.testing.assert_close(exported.module()(example(name, 4)), make(name)(example(name, 4)))
+
+
+class Decomposed(nn.Module):
+    """Operations that torch has to decompose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.hardsigmoid(8 * self.norm(self.conv(x))))
+
+
+def test_operations_without_second_derivatives_are_decomposed() -> None:
+    model = Decomposed().double().eval()
+    x = torch.randn(5, 2, 3, 3, dtype=torch.float64)
+    exported = torch.export.export(model, (x,), strict=False)
+    assert not replace_nodes(exported)
+    with torch.no_grad():
+        made = made_functional(exported)
+    names = {str(node.target) for node in made.graph.nodes if node.op == "call_function"}
+    assert {"aten.addcmul.default", "aten.clamp.default"} <= names
+    assert not any("hardsigmoid" in name or "batch_norm" in name for name in names)
+    expected = model(x)
+    torch.testing.assert_close(made.module()(x), expected)
+    torch.testing.assert_close(capture(model, (x,), {}).run([x])[0], expected)

@@ -101,7 +101,7 @@ def test_what_it_gets_for_nothing() -> None:
     assert not HALF.ranked_together
     score = torch.rand(6, 3)
     assert torch.equal(HALF.best_mask_by_row(score), HALF.best_mask(score))
-    masks = HALF.best_masks({"a": score, "b": 100 * score})
+    masks = HALF.best_masks({"a": score, "b": 64 * score})
     assert torch.equal(masks["a"], masks["b"])
     with pytest.raises(NotImplementedError, match="BlockRows has a budget, but does not define with_budget"):
         HALF.with_budget(Budget(0.5))

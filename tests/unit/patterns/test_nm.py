@@ -65,7 +65,7 @@ def test_rows_and_layers_are_chosen_by_themselves() -> None:
     score = torch.rand(3, 8)
     pattern = NM(1, 4)
     assert torch.equal(pattern.best_mask_by_row(score), pattern.best_mask(score))
-    masks = pattern.best_masks({"a": score, "b": 100 * score})
+    masks = pattern.best_masks({"a": score, "b": 64 * score})
     assert list(masks) == ["a", "b"]
     assert torch.equal(masks["a"], pattern.best_mask(score))
     assert torch.equal(masks["b"], masks["a"])

@@ -185,7 +185,9 @@ def test_targets_have_the_room_that_activations_leave() -> None:
 # Smaller pieces
 
 
-def test_smaller_pieces_after_memory_ran_out() -> None:
+def test_smaller_pieces_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     given = activations()
     weights = other_weights(0)
     given.restart(weights)
@@ -195,6 +197,7 @@ def test_smaller_pieces_after_memory_ran_out() -> None:
     assert before.dense_outputs is not None
     with pytest.warns(SnowsWarning, match="^out of memory at conv2: going on with 2 samples at a time instead of 4$"):
         given.use_smaller_pieces("conv2")
+    assert emptied == [1]
     after = given.problem(group, reads_dense=False)
     assert after.sizes == (2,) * 6
     assert after.held_out == (5,)

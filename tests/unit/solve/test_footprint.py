@@ -16,6 +16,7 @@ from snows.recipe import Recipe
 from snows.solve.footprint import linearized_bytes, micro_batch_size, operations_kept
 from snows.solve.settings import Settings, resolve
 from tests.networks import captured
+from tests.problems import joint_network
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 PLENTY = Memory(1 << 40)
@@ -103,6 +104,18 @@ def test_pieces_have_the_usual_size_where_memory_allows(device: torch.device, us
         memory = Memory(-(-fitting * needs * 10 // 3))  # three tenths are for a pass
         assert micro_batch_size(graph, plan, 5000, chosen, device, memory) == fitting
         assert micro_batch_size(graph, plan, 5000, chosen, device, Memory(memory.total - 10)) == fitting - 1
+
+
+def test_layers_that_are_solved_together_hold_what_their_first_one_reads() -> None:
+    graph = joint_network()[1]
+    plan = make_plan(graph, PatternRules.parse("2:4"), 1)
+    (group,) = plan.groups
+    assert len(group) == 3
+    live = [graph.live_bytes(planned.layer.position) for planned in group]
+    assert min(live) == live[0] < max(live)
+    memory = Memory(-(-8 * one_layer_needs(graph, plan) * 10 // 3))
+    assert micro_batch_size(graph, plan, 5000, settings(), CPU, memory) == 8
+    assert micro_batch_size(graph, plan, 5000, settings(), CPU, Memory(memory.total - 10)) == 7
 
 
 def test_a_piece_is_no_more_than_a_product_or_a_mini_batch_takes() -> None:

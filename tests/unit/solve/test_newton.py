@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -101,15 +102,54 @@ def test_negative_curvature_at_the_first_step_gives_the_preconditioned_gradient(
     assert torch.equal(found.solution, 0.5 * rhs)
 
 
-def test_negative_curvature_later_gives_the_solution_so_far() -> None:
+def test_negative_curvature_later_gives_the_solution_before_it() -> None:
     matrix = torch.diag(torch.tensor([4.0, 1.0, -0.5], dtype=torch.float64))
     rhs = torch.tensor([3.0, 1.0, 0.1], dtype=torch.float64)
     found = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(10))
     assert found.outcome is CGOutcome.NEGATIVE_CURVATURE
     assert found.steps > 1
-    so_far = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(found.steps - 1))
-    assert torch.equal(found.solution, so_far.solution)
+    before = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(found.steps - 1))
+    assert torch.equal(found.solution, before.solution)
     assert float(found.solution @ rhs) > 0  # still a descent direction for the gradient -rhs
+
+
+def test_negative_curvature_at_the_second_step_gives_the_first() -> None:
+    matrix, rhs = torch.diag(torch.tensor([4.0, -0.5])).double(), torch.tensor([3.0, 0.1], dtype=torch.float64)
+    found = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(10), lambda r: 2 * r)
+    assert (found.steps, found.outcome) == (2, CGOutcome.NEGATIVE_CURVATURE)
+    first = float(rhs @ rhs) / float(rhs @ matrix @ rhs) * rhs
+    torch.testing.assert_close(found.solution, first)
+
+
+def test_no_curvature_is_like_negative_curvature() -> None:
+    found = conjugate_gradient(torch.zeros_like, torch.ones(2), CGOptions(10))
+    assert (found.steps, found.outcome) == (1, CGOutcome.NEGATIVE_CURVATURE)
+    assert torch.equal(found.solution, torch.ones(2))
+
+
+def test_a_residual_of_just_the_tolerance_is_small_enough() -> None:
+    found = conjugate_gradient(lambda v: v, torch.tensor([1.0, 0.0]), CGOptions(10))
+    assert (found.steps, found.outcome) == (1, CGOutcome.CONVERGED)
+    assert conjugate_gradient(lambda v: v, torch.tensor([3.0, 4.0]), CGOptions(10, absolute_tolerance=5.0)).steps == 0
+
+
+def test_the_first_step_always_gains_enough() -> None:
+    matrix = SYSTEMS["diagonal"]
+    found = conjugate_gradient(matrix.__matmul__, rhs_of(matrix), CGOptions(10, least_gain=1.0))
+    assert (found.steps, found.outcome) == (2, CGOutcome.LITTLE_GAIN)
+
+
+@pytest.mark.parametrize(("options", "calls"), [({}, 60 + 2), ({"refresh": 7}, 60 + 8)])
+def test_the_residual_is_computed_anew_now_and_then(options: dict[str, int], calls: int) -> None:
+    products = 0
+
+    def product(v: Tensor) -> Tensor:
+        nonlocal products
+        products += 1
+        return SYSTEMS["ill-conditioned"] @ v
+
+    found = conjugate_gradient(product, rhs_of(SYSTEMS["ill-conditioned"]), CGOptions(60, **options), damping=0.5)
+    assert (found.outcome, products) == (CGOutcome.MAX_STEPS, calls)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -249,11 +289,53 @@ def test_a_step_that_only_passes_after_halving_is_halved() -> None:
     assert loss == 0
 
 
-@pytest.mark.parametrize("direction", [1.0, 0.0, math.nan])
-def test_a_direction_that_does_not_descend_is_refused(direction: float) -> None:
-    objective = Quadratic(torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
-    start = torch.ones(2, dtype=torch.float64)
-    assert line_search(objective, start, 1.0, start, direction * start, NewtonOptions(1, EXACT)) is None
+class Scripted:
+    """Losses by the length of the way from the start, noted when they are asked for."""
+
+    def __init__(self, *losses: float) -> None:
+        self.losses, self.weights = iter(losses), []
+
+    def loss(self, weight: Tensor) -> float:
+        self.weights.append(float(weight))
+        return next(self.losses)
+
+    def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
+        raise AssertionError("the line search needs no gradients")
+
+
+def search(losses: list[float], slope: float = -4.0, **options: Any) -> tuple[tuple[Tensor, float] | None, list[float]]:
+    """Along the direction 1 from 0, where the loss is 10."""
+    objective = Scripted(*losses)
+    one = torch.ones((), dtype=torch.float64)
+    found = line_search(objective, 0 * one, 10.0, slope * one, one, NewtonOptions(1, EXACT, **options))
+    return found, objective.weights
+
+
+@pytest.mark.parametrize("slope", [0.5, 0.0, 2.0, math.nan, -math.inf])
+def test_a_direction_that_does_not_descend_is_refused(slope: float) -> None:
+    assert search([-1.0] * 20, slope) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("loss", "accepted"), [(8.0, True), (7.9, True), (8.1, False), (9.9, False), (10.0, False), (math.nan, False)]
+)
+def test_armijos_condition(loss: float, accepted: bool) -> None:
+    """With beta of a half a full step must lower the loss by 2 of the 4 that its slope promises."""
+    found, weights = search([loss, 0.0], armijo=0.5)
+    assert found is not None
+    assert found == ((1.0, loss) if accepted else (0.5, 0.0))
+    assert weights == ([1.0] if accepted else [1.0, 0.5])
+
+
+def test_an_equal_loss_is_no_decrease() -> None:
+    """Even if Armijo's condition asks for none."""
+    assert search([10.0, 10.0, 9.0], armijo=0.0)[0] == (0.25, 9.0)
+
+
+@pytest.mark.parametrize("halvings", [0, 1, 10])
+def test_the_step_is_halved_so_often(halvings: int) -> None:
+    assert search([11.0] * 20, halvings=halvings) == (None, [0.5**number for number in range(halvings + 1)])
+    assert len(search([11.0] * 20)[1]) == 11
 
 
 def test_newton_keeps_the_start_where_the_loss_is_not_finite() -> None:
@@ -266,6 +348,62 @@ def test_newton_keeps_the_start_where_the_loss_is_not_finite() -> None:
     found = newton(objective, lambda w, s: System(lambda v: v), start, start.bool(), NewtonOptions(3, EXACT))
     assert found.outcome is NewtonOutcome.NOT_FINITE
     assert torch.equal(found.weight, start)
+
+
+def test_newton_keeps_the_start_where_only_the_gradient_is_not_finite() -> None:
+    class Broken(Quadratic):
+        def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
+            return 3.0, torch.full_like(weight, math.inf)
+
+    start = torch.ones(2, dtype=torch.float64)
+    found = newton(Broken(torch.eye(2).double(), start), no_system, start, start.bool(), NewtonOptions(3, EXACT))
+    assert (found.outcome, found.steps) == (NewtonOutcome.NOT_FINITE, 0)
+    assert torch.equal(found.weight, start)
+
+
+def no_system(weight: Tensor, step: int) -> System:
+    raise AssertionError("nothing is solved")
+
+
+def test_a_gradient_of_just_the_tolerance_is_small_enough() -> None:
+    objective, start = Quadratic(torch.eye(2).double(), torch.zeros(2).double()), torch.tensor([3.0, 4.0]).double()
+    options = NewtonOptions(1, CGOptions(5, absolute_tolerance=5.0))
+    found = newton(objective, no_system, start, start.bool(), options)
+    assert (found.outcome, found.steps, found.gradient_norm) == (NewtonOutcome.CONVERGED, 0, 5.0)
+
+
+def test_a_gradient_of_norm_one_is_not_zero() -> None:
+    objective, start = Quadratic(torch.eye(1).double(), torch.zeros(1).double()), torch.ones(1).double()
+    found = newton(objective, lambda w, s: System(lambda v: v), start, start.bool(), NewtonOptions(1, EXACT))
+    assert (found.outcome, found.steps, found.loss) == (NewtonOutcome.STEPS_DONE, 1, 0.0)
+
+
+def test_steps_of_all_systems_are_counted() -> None:
+    """Without damping, as that is the default; no negative curvature on the way."""
+    objective, steps = Rosenbrock(), []
+
+    def system(weight: Tensor, step: int) -> System:
+        steps.append(step)
+        return System(lambda v: torch.diag(torch.tensor([900.0, 300.0])).double() @ v)
+
+    start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
+    found = newton(objective, system, start, torch.ones(2).bool(), NewtonOptions(3, EXACT))
+    assert (steps, found.steps, found.cg_steps) == ([0, 1, 2], 3, 6)
+    assert found.negative_curvature == 0
+    assert System(lambda v: v).mean_diagonal == 0.0
+    assert NewtonOptions(1, EXACT) == NewtonOptions(1, EXACT, 0.0, 0.0, armijo=1e-5, halvings=10)
+
+
+def test_what_is_known_of_the_start_is_not_computed_again() -> None:
+    class Once(Quadratic):
+        def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
+            raise AssertionError("it is known")
+
+    objective, start = Once(torch.eye(2).double(), torch.zeros(2).double()), torch.ones(2).double()
+    known = (objective.loss(start), start)
+    identical = lambda w, s: System(lambda v: v)  # noqa: E731
+    found = newton(objective, identical, start, start.bool(), NewtonOptions(1, EXACT), known)
+    assert (found.loss_before, found.loss) == (1.0, 0.0)
 
 
 def test_negative_curvature_is_counted_and_the_loss_still_falls() -> None:

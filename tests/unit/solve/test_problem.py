@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from snows.data.streams import Batches, Stream
-from snows.graph import capture
 from snows.solve import problem as module
 from snows.solve.problem import LayerProblem
 from tests.networks import example, make
 from tests.oracles import layer_input_output, patches
-from tests.problems import problem, pruned_parameters, weight_of
+from tests.problems import joint_network, joint_problem, joint_samples, problem, pruned_parameters, weight_of
 
 RESIDUAL = ("residual", "conv2.weight")
 
@@ -123,6 +121,12 @@ def test_variances_are_those_of_the_first_fitted_samples(
     assert weights == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_thousand_samples_are_enough_for_variances() -> None:
+    given = problem("mlp", "2.weight", 0, split=(500, 500, 500))
+    targets = torch.cat([given[index].targets[0] for index in range(2)])
+    assert given.objective("variance").weights == pytest.approx([1 / float(targets.var(correction=0))], rel=1e-12)
+
+
 def test_known_variances_are_used_and_new_ones_are_added() -> None:
     given = problem(*RESIDUAL, 2)
     first, *others = given.segment.outputs
@@ -201,6 +205,12 @@ def averaged(module: nn.Module, x: Tensor, y: Tensor | None = None) -> Tensor:
 MOMENTS = [("residual", "conv2"), ("grouped", "2"), ("depthwise", "2"), ("mlp", "2"), ("attention", "mlp.2")]
 
 
+def test_pieces_are_counted_by_the_size_of_the_first() -> None:
+    given = problem("residual", "last.weight", 1, split=(6, 4, 4))
+    x, _ = layer_input_output(eager_pruned("residual"), "last", example("residual", 14))
+    torch.testing.assert_close(given.gram(samples=5), averaged(make("residual").last, x[:6]))
+
+
 @pytest.mark.parametrize(("name", "layer"), MOMENTS)
 @pytest.mark.parametrize("targets_from", ["dense-stream", "dense-weights"])
 def test_moments_are_those_of_the_eager_layer(name: str, layer: str, targets_from: str) -> None:
@@ -245,35 +255,10 @@ def test_moments_of_about_so_many_samples(name: str, layer: str, samples: int | 
     torch.testing.assert_close(given.gram(samples=samples), averaged(own, x[: pieces * size]))
 
 
-class Branches(nn.Module):
-    """Query, key and value that read different inputs, which are computed between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.q, self.k, self.v = (nn.Linear(4, 4) for _ in range(3))
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.first(x))
-        q = self.q(x)
-        other = torch.sin(x)
-        k, v = self.k(other), self.v(other)
-        attended: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
-        return self.head(attended)
-
-
 def test_each_layer_of_a_group_has_moments_of_its_own_inputs() -> None:
-    torch.manual_seed(0)
-    model, x = Branches().double().eval(), torch.randn(6, 3, 4, dtype=torch.float64)
-    graph = capture(model, (x[:2],), {})
-    layers = [layer for layer in graph.layers if layer.name in "qkv"]
-    batches = Batches([{graph.inputs[0].name: part} for part in x.split(3)], (3, 3))
-    streams = [Stream(graph, graph.parameters, batches) for _ in range(2)]
-    for stream in streams:
-        stream.advance(layers[0].position)
-    given = LayerProblem(graph.segment(layers, 1), *streams, "dense-stream", 1 << 30)
-    for index, layer in enumerate(layers):
+    model, given = joint_network()[0], joint_problem()
+    x = joint_samples()
+    for index, layer in enumerate(given.layers):
         own = model.get_submodule(layer.name)
         read, y = layer_input_output(model, layer.name, x)
         torch.testing.assert_close(given.moments(index).gram, averaged(own, read))
