@@ -258,7 +258,7 @@ PROFILED: dict[str, tuple[str, ...]] = {  # none is called by another
     "capture, samples to the device": ("snows.api.prepare",),
     "streams, the dense network's outputs": ("snows.data.streams.Stream.advance", "snows.graph.Graph.outputs_of"),
     "second moments": ("snows.solve.problem.LayerProblem.moments", "snows.solve.problem.LayerProblem.gram"),
-    "closed form and its factors": ("snows.solve.layer.RowBlocks", "snows.solve.least_squares.RowBlocks.refit"),
+    "closed form and its factors": ("snows.solve.layer.row_systems", "snows.solve.least_squares.RowSystems.refit"),
     "losses": ("snows.solve.objective.Objective.loss",),
     "gradients": ("snows.solve.objective.Objective.loss_and_gradient",),
     "Jacobians": ("snows.solve.objective.Objective.product",),

@@ -287,14 +287,14 @@ def test_beyond_one_layer_least_squares_is_where_newton_starts(horizon: int) -> 
 
 def test_of_layers_that_are_solved_together_the_largest_damping_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     raised = iter([1e-6, 3e-6, 2e-6])
-    blocks = module.RowBlocks
+    blocks = module.row_systems
 
     def raise_damping(*arguments: Any) -> Any:
         made = blocks(*arguments)
         made.relative_damping = next(raised)
         return made
 
-    monkeypatch.setattr(module, "RowBlocks", raise_damping)
+    monkeypatch.setattr(module, "row_systems", raise_damping)
     given = joint_problem()
     masks = {layer.parameter: mask_of(layer.shape) for layer in given.layers}
     chosen = settings(start="closed-form", targets="dense-stream")
