@@ -37,7 +37,7 @@ def check(result: snows.Result, model: nn.Module) -> None:
     for layer in result.report.layers:
         assert layer.kept == int(result.masks[layer.parameter].sum())
         for solve in layer.solves:
-            if solve.outcome != NewtonOutcome.NOT_ASKED.value:
+            if solve.outcome != NewtonOutcome.MASK_ONLY.value:
                 assert not solve.held_out > solve.held_out_masked  # NaN where nothing is held out
                 assert solve.loss <= solve.loss_start or solve.kept != "solved"
                 # The same number where the masked weights are the start, computed with and without gradients.

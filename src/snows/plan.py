@@ -20,9 +20,9 @@ ROLES = ("qkv", "out", "mlp")  # in a transformer
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer to be pruned. `pattern` is None where a given mask says what is kept.
+    """A layer to be pruned. `pattern` is None if a given mask takes its place.
 
-    Query, key and value that meet in one attention are solved together: `attention` is its name.
+    `attention` is the name of the attention that query, key and value belong to; these three are solved together.
     """
 
     layer: Layer
@@ -32,18 +32,21 @@ class PlannedLayer:
 
     @property
     def required_pattern(self) -> Pattern:
-        """The pattern, of a layer whose mask is yet to be chosen."""
+        """The pattern of a layer whose mask is still to be chosen."""
         if self.pattern is None:
-            raise InputError(f"{self.layer.name} has a given mask; there is no pattern to choose another one by")
+            raise InputError(f"{self.layer.name} has a given mask, and no pattern by which to choose another one")
         return self.pattern
 
 
 @dataclass(frozen=True)
 class Plan:
-    pruned: tuple[PlannedLayer, ...]  # in order of execution; those of one group one after another
+    """Which layers are pruned, in order of execution (query, key and value of one attention together)."""
+
+    pruned: tuple[PlannedLayer, ...]
     dense: tuple[tuple[Layer, str], ...]  # each with the reason
 
     def require_layers(self) -> None:
+        """Raise InputError if no layer is pruned."""
         if not self.pruned:
             reasons = [f"{layer.name}: {reason}" for layer, reason in self.dense]
             more = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
@@ -51,19 +54,21 @@ class Plan:
 
     @property
     def groups(self) -> list[tuple[PlannedLayer, ...]]:
-        """What is solved at a time: single layers, and those that meet in one attention."""
+        """The layers that are solved together: query, key and value of one attention; every other layer alone."""
         return [tuple(members) for _, members in groupby(self.pruned, lambda p: p.attention or p.layer.parameter)]
 
     def with_patterns(self, patterns: Mapping[str, Pattern]) -> Plan:
+        """The plan with other patterns, by parameter name."""
         pruned = tuple(replace(p, pattern=patterns.get(p.layer.parameter, p.pattern)) for p in self.pruned)
         return replace(self, pruned=pruned)
 
     def on_the_way(self, share: float) -> Plan:
-        """With each layer's pattern after this share of the way to it."""
+        """The plan after this share of the way from dense to every layer's pattern."""
         return self.with_patterns({name: pattern.on_the_way(share) for name, pattern in self.patterns.items()})
 
     @property
     def patterns(self) -> dict[str, Pattern]:
+        """The patterns by parameter name."""
         return {p.layer.parameter: p.pattern for p in self.pruned if p.pattern is not None}
 
 
@@ -75,7 +80,7 @@ def make_plan(
     exclude: Names = None,
     masks: Mapping[str, Tensor] | None = None,
 ) -> Plan:
-    """Decide for every layer of the graph. `masks`, where given, say which layers are pruned."""
+    """Decide for every layer of the graph whether it is pruned, and how. Given `masks` decide which layers are."""
     wanted, unwanted = as_names(layers, "layers") or (), as_names(exclude, "exclude") or ()
     _check_globs(graph, wanted, unwanted, patterns)
     pruned: list[PlannedLayer] = []
@@ -89,50 +94,45 @@ def make_plan(
             dense.append((layer, reason))
             continue
         if masks is not None:
-            pattern = _obeyed(pattern, layer, masks[layer.parameter])
+            pattern = _kept_by(masks[layer.parameter], pattern, layer)
         pruned.append(PlannedLayer(layer, pattern, min(horizon, len(graph.operations_after(layer)) - 1)))
     return Plan(_grouped(graph, pruned), tuple(dense))
 
 
 def _grouped(graph: Graph, pruned: list[PlannedLayer]) -> tuple[PlannedLayer, ...]:
-    """In order of execution, with query, key and value of one attention, in this order, one after another."""
-    fed = {p.layer.parameter: graph.attention_fed_by(p.layer) for p in pruned}
-    begins: dict[str, int] = {}
+    """In order of execution, except that query, key and value of one attention follow each other, in this order."""
     order: dict[str, tuple[int, int, int]] = {}
+    begins: dict[str, int] = {}  # the first layer of each attention
+    named = []
     for planned in sorted(pruned, key=lambda p: p.layer.position):
-        attention = fed[planned.layer.parameter]
-        position = planned.layer.position
-        if attention is None:
-            order[planned.layer.parameter] = (position, 0, position)
-        else:
-            first = begins.setdefault(attention[0].name, position)
-            order[planned.layer.parameter] = (first, attention[1], position)
-    named = [
-        planned
-        if (attention := fed[planned.layer.parameter]) is None
-        else replace(planned, attention=attention[0].name)
-        for planned in pruned
-    ]
+        position, begin, place = planned.layer.position, planned.layer.position, 0
+        fed = graph.attention_fed_by(planned.layer)
+        if fed is not None:
+            attention, place = fed[0].name, fed[1]
+            begin = begins.setdefault(attention, position)
+            planned = replace(planned, attention=attention)
+        order[planned.layer.parameter] = (begin, place, position)
+        named.append(planned)
     return tuple(sorted(named, key=lambda p: order[p.layer.parameter]))
 
 
-def _obeyed(pattern: Pattern | None, layer: Layer, mask: Tensor) -> Pattern | None:
-    """The pattern, if it is one of groups and the given mask has it. A given mask is used as it is, whatever it is."""
-    if pattern is None or pattern.group is None:
+def _kept_by(mask: Tensor, pattern: Pattern | None, layer: Layer) -> Pattern | None:
+    """The pattern, if the given mask keeps it. Budgets of several layers say nothing about a given mask."""
+    if pattern is None or pattern.budget is not None:
         return None
     problem = pattern.refusal(layer.shape)
     if problem is None and (wrong := pattern.violations(mask)):
-        problem = f"the given mask keeps more in {wrong} groups"
+        problem = f"the given mask breaks it in {wrong} places"
     if problem is None:
         return pattern
-    warnings.warn(f"{layer.name} is not {pattern}: {problem}; the mask is used as it is", SnowsWarning, stacklevel=3)
+    warnings.warn(f"{layer.name} is not {pattern}: {problem}; the mask is used unchanged", SnowsWarning, stacklevel=3)
     return None
 
 
 def role(graph: Graph, layer: Layer) -> str | None:
-    """A layer's part in a transformer: "qkv" (query, key, value), "out" (right behind an attention) or "mlp".
+    """A layer's role in a transformer: "qkv" (query, key, value), "out" (right after an attention) or "mlp".
 
-    None for what is no part of a block: embeddings of patches, the head, convolutions.
+    None outside of transformer blocks: patch embeddings, the head, convolutions.
     """
     if layer.refusal is not None or layer.is_convolution:
         return None
@@ -144,7 +144,7 @@ def role(graph: Graph, layer: Layer) -> str | None:
 
 
 def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
-    """Names, globs and roles as a tuple. Sets have no order of their own, so they are sorted."""
+    """Names, globs and roles as a tuple. Sets are sorted, since they have no order."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -153,12 +153,12 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
         names = tuple(sorted(map(str, given))) if isinstance(given, Set) else tuple(given)
     globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
-        raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or nothing at all")
+        raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")
     return globs
 
 
 def _matches(graph: Graph, layer: Layer, words: Iterable[str]) -> bool:
-    """Whether one of the words is the layer's name, a glob for it, or its role."""
+    """Whether one of the words is the layer's name, a glob that matches it, or its role."""
     return any(
         fnmatchcase(layer.name, word)
         or fnmatchcase(layer.parameter, word)
@@ -170,14 +170,17 @@ def _matches(graph: Graph, layer: Layer, words: Iterable[str]) -> bool:
 def _check_globs(
     graph: Graph, wanted: tuple[str, ...], unwanted: tuple[str, ...], patterns: PatternRules | None
 ) -> None:
+    """Refuse names that match no layer; for `exclude` a warning is enough."""
     names = [layer.name for layer in graph.layers]
     hint = f"the layers are {', '.join(names[:12])}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    for glob in wanted:
-        if not any(_matches(graph, layer, [glob]) for layer in graph.layers):
-            raise ArgumentError(f"layers={glob!r} fits no layer; {hint}")
-    for glob in unwanted:
-        if not any(_matches(graph, layer, [glob]) for layer in graph.layers):
-            warnings.warn(f"exclude={glob!r} fits no layer; {hint}", SnowsWarning, stacklevel=4)
+
+    def unmatched(globs: tuple[str, ...]) -> list[str]:
+        return [glob for glob in globs if not any(_matches(graph, layer, [glob]) for layer in graph.layers)]
+
+    for glob in unmatched(wanted):
+        raise ArgumentError(f"layers={glob!r} fits no layer; {hint}")
+    for glob in unmatched(unwanted):
+        warnings.warn(f"exclude={glob!r} fits no layer; {hint}", SnowsWarning, stacklevel=4)
     for glob in patterns.unmatched(names) if patterns else []:
         raise ArgumentError(f"the pattern for {glob!r} fits no layer; {hint}")
 
@@ -185,6 +188,7 @@ def _check_globs(
 def _left_out(
     graph: Graph, layer: Layer, wanted: tuple[str, ...], unwanted: tuple[str, ...], masks: Mapping[str, Tensor] | None
 ) -> str | None:
+    """Why a layer that could be pruned is not; None if it is."""
     if _matches(graph, layer, unwanted):
         return "excluded"
     if masks is not None and layer.parameter not in masks:

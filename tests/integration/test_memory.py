@@ -16,7 +16,7 @@ from snows.devices.memory import Memory, _host_bytes, as_bytes, memory_limits
 from snows.devices.working_memory import bytes_at_once
 from snows.patterns import PatternRules
 from snows.plan import make_plan
-from snows.solve import activations, cascade, least_squares
+from snows.solve import activations, cascade
 from snows.solve import layer as layer_solve
 from snows.solve.footprint import operations_kept
 from snows.solve.objective import Objective
@@ -161,13 +161,6 @@ def test_targets_are_computed_once_where_there_is_room_for_all() -> None:
     assert operations_kept(graph, plan, 100, theirs, Memory(1 << 30)) == []
 
 
-def test_factors_that_rest_elsewhere_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run("residual")
-    at_rest = least_squares.RowBlocks._at_rest
-    monkeypatch.setattr(least_squares.RowBlocks, "_at_rest", lambda blocks, inverse: at_rest(blocks, inverse).clone())
-    assert torch.equal(weights(plain), weights(run("residual")))
-
-
 def test_a_small_budget_takes_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: set[int] = set()
     init = Stream.__init__
@@ -197,10 +190,7 @@ def test_out_of_memory_it_backs_off_and_says_so(monkeypatch: pytest.MonkeyPatch)
     assert sizes[:3] == [32, 16, 8]
     assert set(sizes[3:]) == {8}
     said = [warning.partition(": ")[2] for warning in result.report.warnings]
-    assert said == [
-        "going on with 16 samples at a time instead of 32",
-        "going on with 8 samples at a time instead of 16",
-    ]
+    assert said == [f"going on with {n} samples at a time instead of {2 * n}" for n in (16, 8)]
     monkeypatch.undo()
     assert torch.isfinite(weights(result)).all()
     assert {name: mask.sum() for name, mask in result.masks.items()} == {
@@ -215,9 +205,7 @@ def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cascade, "solve_layer", full)
     with (
         pytest.warns(snows.SnowsWarning, match="going on with"),
-        pytest.raises(
-            torch.OutOfMemoryError, match="^2 does not fit the device's memory, not even with single samples"
-        ),
+        pytest.raises(torch.OutOfMemoryError, match=r"^2 does not fit .*, not even with single samples$"),
     ):
         run("mlp")
 

@@ -17,7 +17,7 @@ from snows.data import preparation
 from snows.events import LayerSolved, LayerStarted
 from snows.solve import layer as layer_solve
 from snows.solve.least_squares import RowBlocks
-from snows.solve.newton import Newton
+from snows.solve.newton import NewtonResult
 from snows.solve.problem import LayerProblem
 from tests.networks import example, make
 from tests.prunes import ALL_LAYERS, QUICK, SAMPLES, quick, weights
@@ -73,7 +73,7 @@ def test_the_model_and_the_world_are_left_as_they_were(
     model = mixed_model()
     solve, turns = layer_solve.newton, iter([(sweep, index) for sweep in range(2) for index in range(2)])
 
-    def newton(*arguments: Any) -> Newton:
+    def newton(*arguments: Any) -> NewtonResult:
         if next(turns) == at and raises is not None:
             raise raises
         return solve(*arguments)
@@ -107,7 +107,7 @@ def test_prunes_in_two_threads_are_as_those_in_one() -> None:
     assert_same(before, state(make("mlp")))
     for name in names:
         assert torch.equal(weights(together[name]), weights(alone[name]))
-        assert together[name].report.events == alone[name].report.events
+        assert together[name].report.solve_outcomes == alone[name].report.solve_outcomes
         assert together[name].report.warnings == alone[name].report.warnings
 
 
@@ -119,7 +119,7 @@ def test_a_capture_that_is_shared_changes_nothing(monkeypatch: pytest.MonkeyPatc
     captured: list[int] = []
     capture = preparation.capture
     monkeypatch.setattr(preparation, "capture", lambda *given: captured.append(1) or capture(*given))
-    with preparation.capturing_once():
+    with preparation.capturing_once(model):
         shared = [snows.prune(model, x, mask=mask, **options), snows.prune(model, x, "2:4", **options)]
         snows.prune(model, x, "2:4", seed=1, **options)
     assert len(captured) == 2

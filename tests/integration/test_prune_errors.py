@@ -36,7 +36,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "no module": (ArgumentError, r"^model is a str; expected an nn\.Module$", lambda: snows.prune("resnet", X, "2:4")),
     "shape of the data": (
         InputError,
-        r"^Sequential does not run on the data \(inputs of shape \[\(8, 5\)\]\)",
+        r"^Sequential does not run on the data \(inputs of shape \[\(2, 5\)\]\)",
         lambda: snows.prune(make("mlp"), torch.randn(9, 5), "2:4"),
     ),
     "no batches": (InputError, "^the calibration data has no batches", lambda: snows.prune(make("mlp"), [], "2:4")),

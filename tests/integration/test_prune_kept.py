@@ -11,7 +11,7 @@ from snows import SnowsWarning, run
 from snows.errors import StatisticsError
 from snows.solve import footprint
 from snows.solve import layer as layer_solve
-from snows.solve.newton import Newton
+from snows.solve.newton import NewtonResult
 from snows.solve.objective import Objective
 from tests.networks import make
 from tests.prunes import QUICK, SAMPLES, check, quick
@@ -21,7 +21,7 @@ from tests.prunes import QUICK, SAMPLES, check, quick
 def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     solve = layer_solve.newton
 
-    def overfit(*arguments: Any) -> Newton:
+    def overfit(*arguments: Any) -> NewtonResult:
         return replace(solve(*arguments), weight=arguments[2] * factor, loss=0.0)
 
     monkeypatch.setattr(layer_solve, "newton", overfit)
@@ -29,14 +29,14 @@ def test_weights_that_do_worse_on_held_out_samples_are_not_kept(factor: float, m
     solves = [solve for layer in result.report.layers for solve in layer.solves]
     assert {solve.kept for solve in solves} <= {"least squares", "masked weights"}
     check(result, make("conv-bn"))
-    assert result.report.events["worse on held-out samples; the start was kept"] == len(solves)
+    assert result.report.solve_outcomes["worse on held-out samples; the start was kept"] == len(solves)
 
 
 def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times as far as Newton's method would go."""
     solve = layer_solve.newton
 
-    def too_far(*arguments: Any) -> Newton:
+    def too_far(*arguments: Any) -> NewtonResult:
         start, found = arguments[2], solve(*arguments)
         return replace(found, weight=start + 4 * (found.weight - start), loss=0.0)
 
@@ -47,7 +47,7 @@ def test_a_solve_that_goes_too_far_is_kept_in_part(monkeypatch: pytest.MonkeyPat
     for solve_report in solves:
         assert 0 < solve_report.held_out < solve_report.held_out_masked
         assert solve_report.loss > 0  # measured, not that of the solve
-    assert report.events["worse on held-out samples; part of the way was kept"] == len(solves)
+    assert report.solve_outcomes["worse on held-out samples; part of the way was kept"] == len(solves)
 
 
 def test_with_nothing_held_out_every_solve_is_kept() -> None:

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from snows.errors import ArgumentError
-from snows.masks import as_method, best_masks, default_spread
+from snows.masks import best_masks, default_spread
 from snows.masks.magnitude import Magnitude
 from snows.masks.random import Random
 from snows.masks.wanda import Wanda
-from snows.patterns import NM, Pattern, PatternRules, Unstructured, keep_best, parse_pattern
+from snows.patterns import NM, Pattern, Unstructured, keep_best
 from snows.patterns.budgets import spread_out
 from tests.masks import FakeNetwork
 from tests.oracles import best_nm_score, best_unstructured_score
@@ -77,13 +76,6 @@ def test_a_sparsity_is_reached_in_steps_that_keep_the_same_share(sparsity: float
     assert pattern.on_the_way(1) == pattern
     for before, after in pairwise(densities):
         assert after / before == pytest.approx((1 - sparsity) ** (1 / steps))
-
-
-def test_violations_counts_groups_that_keep_too_many() -> None:
-    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
-    assert NM(2, 4).violations(mask) == 1
-    assert NM(1, 2).violations(mask) == 1
-    assert NM(3, 4).violations(mask) == 0
 
 
 @given(pattern=nm_patterns(), channels=st.integers(1, 20))
@@ -176,17 +168,6 @@ def test_patterns_are_ranked_among_their_own_layers() -> None:
     assert kept_of_each(Magnitude(), weights, patterns) == [4, 12, 4]
 
 
-@given(seed=seeds)
-def test_random_masks_depend_on_the_seed_alone(seed: int) -> None:
-    weights = {"a": torch.rand(8, 8)}
-    patterns: dict[str, Pattern] = {"a": NM(2, 4)}
-    one, two = (Random().choose(network_of(weights, patterns, seed)).masks["a"] for _ in range(2))
-    other = Random().choose(network_of(weights, patterns, seed + 1)).masks["a"]
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
-    assert NM(2, 4).violations(one) == 0
-
-
 @given(sparsity=sparsities, seed=seeds, groups=st.integers(1, 2), rows=st.integers(1, 4), columns=st.integers(1, 6))
 def test_wanda_counts_are_exact_and_even_over_rows(
     sparsity: float, seed: int, groups: int, rows: int, columns: int
@@ -204,81 +185,3 @@ def test_wanda_counts_are_exact_and_even_over_rows(
     for row_score, row_mask in zip(score.flatten(1), mask.flatten(1), strict=True):
         if row_mask.any() and not row_mask.all():
             assert float(row_score[row_mask].min()) >= float(row_score[~row_mask].max()) * (1 - 1e-5)
-
-
-def test_wanda_obeys_nm() -> None:
-    weight = torch.randn(6, 4, 3, 3)
-    x = torch.randn(2, 50, 36).double()
-    mask = Wanda().choose_layer("w", weight, x.transpose(1, 2) @ x, NM(1, 4)).masks["w"]
-    assert (mask.sum(1) == 1).all()
-
-
-@given(pattern=st.one_of(nm_patterns(), sparsities.map(lambda s: Unstructured(round(s, 4)))))
-def test_patterns_are_read_back_from_their_text(pattern: NM | Unstructured) -> None:
-    assert parse_pattern(str(pattern)) == pattern
-    assert parse_pattern(pattern) is pattern
-    assert PatternRules.parse(pattern).of("anything") == pattern
-    assert str(PatternRules.parse(str(pattern))) == str(pattern)
-
-
-@given(
-    rules=st.dictionaries(
-        st.sampled_from(["layer1.*", "head", "block[0-9].conv", "*.fc"]),
-        st.one_of(nm_patterns(), st.none()),
-        min_size=1,
-    ),
-    default=st.one_of(st.none(), nm_patterns()),
-)
-def test_rules_are_read_back_from_their_text(rules: dict[str, NM | None], default: NM | None) -> None:
-    parsed = PatternRules.parse({"*": default, **rules})
-    assert PatternRules.parse(str(parsed)) == parsed
-    assert parsed.of("none of these") == default
-    for glob, pattern in rules.items():
-        assert parsed.of(glob.replace("*", "x").replace("[0-9]", "3")) == pattern
-
-
-def test_the_first_glob_that_fits_decides_and_the_rest_comes_last() -> None:
-    rules = PatternRules.parse("1:4, layer1.*=2:4, layer1.fc=dense")
-    assert rules.of("layer1.conv") == rules.of("layer1.fc") == NM(2, 4)
-    assert rules.of("head") == NM(1, 4)
-    assert rules.unmatched(["layer1.conv", "head"]) == ["layer1.fc"]
-    mixed = PatternRules.parse("0.7 erk max=0.9, layer1.* = 0.5 measured flops min=0.1, 0=2:4")
-    assert mixed.of("layer1.conv") == Unstructured(0.5, "measured", "flops", least=0.1)
-    assert mixed.of("0") == NM(2, 4)
-    assert mixed.of("head") == Unstructured(0.7, "erk", most=0.9)
-    assert PatternRules.parse({"head": "dense"}).of("other") is None
-
-
-@pytest.mark.parametrize(
-    "text", ["4:2", "2:2", "0:4", "-1:4", "1.5", "0", "1", 0, 1, 1.0, -0.5, "half", "", "2:4:8", [2, 4], math.nan]
-)
-def test_what_is_no_pattern_is_refused_in_a_sentence(text: object) -> None:
-    with pytest.raises(ArgumentError, match=r"pattern .*(is not understood; expected 'N:M'|0 < N < M is needed)"):
-        parse_pattern(text)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: NM(4, 4), "0 < N < M is needed"),
-        (lambda: NM(0, 4), "0 < N < M is needed"),
-        (lambda: NM(2.0, 4), "0 < N < M is needed"),  # type: ignore[arg-type]
-        (lambda: Unstructured(1.0), "between 0 and 1"),
-        (lambda: Unstructured(-0.1), "between 0 and 1"),
-        (lambda: Unstructured(0.5, most=0.4), "expected 0 <= least <= sparsity <= most <= 1"),
-        (lambda: Unstructured(0.5, "erk", of="flops"), "expected 'measured' or 'uniform'"),
-        (lambda: Unstructured(0.5, spread="even"), "expected 'uniform', 'global', 'erk'"),  # type: ignore[arg-type]
-        (lambda: PatternRules.parse("1:4, 2:4"), "names 2 patterns for all layers"),
-        (lambda: as_method("magnitud"), "mask 'magnitud' is not known; expected 'magnitude'"),
-        (lambda: as_method(3), "mask is a int"),
-    ],
-)
-def test_wrong_choices_are_refused_in_a_sentence(make: object, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        make()  # type: ignore[operator]
-
-
-def test_dense_is_a_pattern_too() -> None:
-    assert parse_pattern("dense") is None
-    assert parse_pattern(None) is None
-    assert str(PatternRules.parse("dense")) == "dense"

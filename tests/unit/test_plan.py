@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from snows.errors import ArgumentError, InputError, SnowsWarning
-from snows.patterns import PatternRules
-from snows.plan import Plan, make_plan
+from snows.graph import capture
+from snows.patterns import NM, PatternRules
+from snows.plan import Plan, as_names, make_plan
 from snows.recipe import Recipe
 from snows.solve.settings import resolve
 from tests.networks import captured
@@ -105,6 +107,85 @@ def test_given_masks_say_which_layers_are_pruned() -> None:
     assert dense(made)["conv2"] == "not in the given mask"
     assert pruned(plan("residual", None, masks=masks, exclude="stem")) == ["conv1"]
     assert pruned(plan("residual", None, masks=masks, layers="stem")) == ["stem"]
+
+
+def half_of_groups(*shape: int) -> Tensor:
+    """A 2:4 mask."""
+    return NM(2, 4).best_mask(torch.rand(shape, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_pattern_holds_for_a_given_mask_that_keeps_it() -> None:
+    masks = {"conv1.weight": half_of_groups(4, 4, 3, 3), "conv2.weight": half_of_groups(4, 4, 3, 3)}
+    made = plan("residual", "2:4", masks=masks)
+    assert [planned.pattern for planned in made.pruned] == [NM(2, 4)] * 2
+    assert [planned.required_pattern for planned in made.pruned] == [NM(2, 4)] * 2
+    assert plan("residual", 0.5, masks=masks).patterns == {}  # of a budget a single mask tells nothing
+    assert plan("residual", {"*": "dense"}, masks=masks).patterns == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "shape", "words"),
+    [
+        (
+            "residual",
+            "conv1",
+            (4, 4, 3, 3),
+            r"^conv1 is not 1:4: the given mask breaks it in 36 places; the mask is used",
+        ),
+        (
+            "depthwise",
+            "2",
+            (6, 1, 3, 3),
+            "^2 is not 1:4: its 1 input channels per group are no multiple of 4; the mask",
+        ),
+    ],
+)
+def test_another_given_mask_is_used_unchanged_with_a_warning(
+    name: str, layer: str, shape: tuple[int, ...], words: str
+) -> None:
+    masks = {f"{layer}.weight": torch.ones(shape, dtype=torch.bool)}
+    with pytest.warns(SnowsWarning, match=words):
+        made = plan(name, "1:4", masks=masks)
+    assert pruned(made) == [layer]
+    with pytest.raises(InputError, match=f"^{layer} has a given mask, and no pattern"):
+        _ = made.pruned[0].required_pattern
+
+
+def test_patterns_are_replaced_and_reached_in_steps() -> None:
+    made = plan("residual", {"conv*": "1:4", "*": 0.75})
+    half = made.on_the_way(0.5)
+    assert {name: str(pattern) for name, pattern in half.patterns.items()} == {
+        "conv1.weight": "2:4", "conv2.weight": "2:4", "shortcut.0.weight": "0.5", "last.weight": "0.5",
+    }  # fmt: skip
+    assert made.on_the_way(1) == made
+    other = made.with_patterns({"last.weight": NM(2, 4)})
+    assert other.patterns == {**made.patterns, "last.weight": NM(2, 4)}
+    assert other.dense == made.dense
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        ("conv1", ("conv1",)),
+        ("conv1, head", ("conv1", "head")),
+        (["b", "a,c"], ("b", "a", "c")),
+        ({"b", "a", "c"}, ("a", "b", "c")),
+        (frozenset({"z", "y"}), ("y", "z")),
+        ((name for name in ("b", "a")), ("b", "a")),
+    ],
+)
+def test_names_become_a_tuple(given: Any, expected: tuple[str, ...] | None) -> None:
+    assert as_names(given, "layers") == expected
+
+
+def test_hints_name_twelve_layers() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(14))).eval()
+    graph = capture(model, (torch.randn(2, 4),), {})
+    with pytest.raises(ArgumentError, match=r"the layers are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 2 more$"):
+        make_plan(graph, PatternRules.parse("2:4"), 0, layers="fc")
+    with pytest.raises(InputError, match=r"; 7: excluded; and 6 more$"):
+        make_plan(graph, PatternRules.parse("2:4"), 0, exclude="*").require_layers()
 
 
 @pytest.mark.parametrize(

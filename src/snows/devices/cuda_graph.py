@@ -1,4 +1,4 @@
-"""Many small operations, launched as one: on a GPU a pass is recorded and then replayed."""
+"""Many small operations launched as one: on a GPU, a pass is recorded once and then replayed."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ import torch
 
 T = TypeVar("T")
 
-_CALLS_BEFORE = 2  # libraries choose their kernels before anything is recorded
+_CALLS_BEFORE = 2  # in which libraries choose their kernels; nothing may be recorded while they do
 
 
 class Replayed(Generic[T]):
-    """A function without arguments that works on the same memory in every call: it reads tensors that are written in
-    place between calls, and what it returns is overwritten by the next.
+    """A function without arguments whose launches are recorded and replayed.
 
-    The first calls run as they are. Where a function asks the device for a value it cannot be recorded, and all do.
+    Every call must use the same memory: inputs are tensors that are written in place between calls, and each call
+    overwrites what the last one returned. The first calls are not recorded. A function that reads a value back from the
+    device cannot be recorded; it is called every time.
     """
 
     def __init__(self, function: Callable[[], T], device: torch.device) -> None:
         self._function = function
         self._replays = device.type == "cuda"
-        self._called = 0
+        self._calls = 0
         self._recording: torch.cuda.CUDAGraph | None = None
         self._returned: T | None = None
 
     def __call__(self) -> T:
-        if self._recording is None and self._replays and self._called >= _CALLS_BEFORE:
+        if self._recording is None and self._replays and self._calls >= _CALLS_BEFORE:
             self._record()
         if self._recording is None:
-            self._called += 1
-            return self._aside() if self._replays else self._function()
+            self._calls += 1
+            return self._on_side_stream() if self._replays else self._function()
         self._recording.replay()
-        return self._returned  # type: ignore[return-value]  # what was recorded
+        return self._returned  # type: ignore[return-value]  # set when it was recorded
 
-    def _aside(self) -> T:
-        """On a stream of its own, as recordings are: what autograd saves must be made on the stream it is read on."""
+    def _on_side_stream(self) -> T:
+        """On a CUDA stream of its own, as recordings are. Autograd reads what it saves on the stream it saved it on."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -51,7 +52,7 @@ class Replayed(Generic[T]):
                 self._returned = self._function()
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError:  # an operation that asks the device for a value
+        except RuntimeError:  # some operation reads a value back from the device
             self._replays = False
         else:
             self._recording = recording

@@ -1,4 +1,4 @@
-"""How much is held at once: sizes of pieces, what is kept between passes, and what rests elsewhere."""
+"""How much memory a run may use, and how it is shared out: activations, targets, products, factors, passes."""
 
 from __future__ import annotations
 
@@ -12,56 +12,63 @@ import torch
 
 from ..errors import ArgumentError
 
-_CPU_BYTES = 16 << 30  # the same on every machine that has it, so that runs can be repeated bit for bit
-_HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares; a pass, and products with their tangents, take turns
-_HOST_SHARE = 0.5  # of the host's memory, for what rests there
-FACTORING = 5  # copies of a chunk of row blocks while it is inverted
+_CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
+_HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
+_HOST_SHARE = 0.5  # of the host's memory, for offloaded activations
+FACTORING = 5  # inverting a chunk of row blocks takes this many copies of it
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the device that may be used, and by what. `host`: those for what rests in the host's memory; beyond lies
-    the disk."""
+    """A budget in bytes: `total` on the device, and `host` in host memory for activations that do not fit.
+
+    Activations that do not fit the host either go to disk.
+    """
 
     total: int
     host: int = 1 << 62
 
     @property
     def held(self) -> int:
-        """While a layer is solved: activations of all samples, then its targets as far as there is room."""
+        """For what stays while a layer is solved: the activations of all samples, then its targets."""
         return int(_HELD * self.total)
 
     @property
     def products(self) -> int:
-        """Linearized segments of one layer."""
+        """For the Jacobians of one layer's curvature products."""
         return int(_PRODUCTS * self.total)
 
     @property
     def factors(self) -> int:
-        """Of one layer's closed form; beyond, they rest in the host's memory."""
+        """For the factors of one layer's closed form. Larger ones are kept in host memory."""
         return int(_FACTORS * self.total)
 
     @property
     def chunk(self) -> int:
-        """Of row blocks that are inverted at once: that takes some copies of them, and as much as products, which wait.
-        (A piece of the activations is there all the time.)"""
+        """For row blocks that are inverted at once.
+
+        Inverting takes several copies of them. They use the share of the products, which come later.
+        """
         return int(_PRODUCTS * self.total) // FACTORING
 
     @property
     def choosing(self) -> int:
-        """While masks are chosen, for rows or gradients: as much as a pass. Between sweeps, too, much else is held."""
+        """For mask methods while they choose: working memory for rows, or stored gradients."""
         return int(_PASS * self.total)
 
     @property
     def one_pass(self) -> int:
-        """What a pass over one piece may take."""
+        """For one pass of one micro-batch through a segment."""
         return int(_PASS * self.total)
 
-    def fitting_samples(self, wanted: int, held_bytes: int, piece: int) -> int:
-        """Of `wanted`, as many as have room for their Jacobians, in whole pieces: to linearize again for each product
-        takes longer than the product. A half does as well; where there is room for less, all are taken."""
-        fitting = self.products // max(held_bytes, 1)
+    def fitting_samples(self, wanted: int, sample_bytes: int, piece: int) -> int:
+        """How many of the `wanted` samples a curvature product takes, so that their Jacobians fit.
+
+        Jacobians that do not fit are computed again for every product, which takes longer than the product itself. Half
+        of the samples serve as well. If not even these fit, all are taken. The number is rounded down to whole pieces.
+        """
+        fitting = self.products // max(sample_bytes, 1)
         if fitting >= wanted:
             return wanted
         if fitting > piece:
@@ -69,24 +76,24 @@ class Memory:
         return fitting if fitting >= wanted / 2 else wanted
 
     def resident(self, live_bytes: int, samples: int) -> int:
-        """Samples whose activations stay on the device, in both streams; those of the others rest.
+        """How many samples keep their activations on the device, in both streams.
 
-        `live_bytes`: of one sample in one stream, at the layer.
+        `live_bytes` is what one sample holds in one stream.
         """
         return min(samples, self.held // max(2 * live_bytes, 1))
 
     def hosted(self, live_bytes: int) -> int:
-        """Of those that rest, how many do so in the host's memory."""
+        """How many of the other samples keep their activations in host memory; the rest go to disk."""
         return self.host // max(2 * live_bytes, 1)
 
     def targets(self, live_bytes: int, samples: int) -> int:
-        """Of one layer, kept between passes; beyond, they are computed for each pass."""
+        """Bytes for one layer's targets. Targets that do not fit are computed again in every pass."""
         return max(0, self.held - 2 * live_bytes * self.resident(live_bytes, samples))
 
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:
-    """The given budget. Without one: what is free on a GPU; on a CPU 16 GiB, or the host's memory if that is less."""
-    host = 0 if device.type == "cpu" else int(_HOST_SHARE * _host_bytes())
+    """The budget that the caller gave. By default what is free on a GPU, and min(16 GiB, host memory) on a CPU."""
+    host = 0 if device.type == "cpu" else int(_HOST_SHARE * _host_bytes())  # a CPU's budget is host memory already
     if given is not None:
         return Memory(given, host)
     if device.type == "cuda":
@@ -96,7 +103,7 @@ def memory_limits(device: torch.device, given: int | None = None) -> Memory:
 
 
 def _host_bytes() -> int:
-    """What the host has, or what its container may use."""
+    """The host's memory, or the part of it that the container may use."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
@@ -104,12 +111,12 @@ def _host_bytes() -> int:
 
 
 def as_bytes(given: int | str | None) -> int | None:
-    """A number of bytes from what people write: 24GiB, 800 MB, 1e9."""
+    """A number of bytes as people write it: 24GiB, 800 MB, 1e9, or a whole number."""
     if given is None:
         return None
     if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmgt]i?)?b?\s*", given.lower())
-        size = float(found[1]) * _UNITS[found[2] or ""] if found else 0.0
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kmgt]i?)?b?\s*", given.lower())
+        size = float(match[1]) * _UNITS[match[2] or ""] if match else 0.0
         value = int(size) if math.isfinite(size) else 0
     else:
         value = given if isinstance(given, int) and not isinstance(given, bool) else 0

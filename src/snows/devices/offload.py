@@ -1,5 +1,5 @@
-"""Tensors that rest on disk: files mapped into memory, which the operating system reads when they are touched and drops
-when memory is short."""
+"""Tensors on disk: files mapped into memory. The operating system reads a page when it is used, and drops it when
+memory is short."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from ..errors import SnowsWarning
 
-_LEAST_BYTES = 1 << 12  # a page: less is not worth a file
+_LEAST_BYTES = 1 << 12  # a page; anything smaller is not worth a file
 
 
 def on_disk(value: Tensor) -> Tensor:
-    """The same values, on the host: in a file that is deleted at once and lives as long as the tensor does.
+    """A copy of the tensor that lives in a file. The file is deleted at once and lasts as long as the tensor.
 
-    Where a disk has no room they stay in memory. (So they do on Windows, where mapped files cannot be deleted.)
+    The copy stays in host memory if the disk is full, and on Windows, which cannot delete mapped files.
     """
-    copy = torch.empty_like(value, device="cpu").copy_(value)  # whose elements lie side by side, in the value's order
+    copy = torch.empty_like(value, device="cpu").copy_(value)  # dense, in the memory layout of the value
     bytes_ = copy.as_strided((copy.numel(),), (1,)).view(torch.uint8)
     if len(bytes_) < _LEAST_BYTES or os.name == "nt":
         return copy
@@ -28,8 +28,8 @@ def on_disk(value: Tensor) -> Tensor:
         mapped = _mapped(bytes_)
     except OSError as error:
         warnings.warn(
-            f"activations stay in memory, as {tempfile.gettempdir()} does not take them ({error.strerror or error}); "
-            "TMPDIR names another folder",
+            f"activations stay in memory because {tempfile.gettempdir()} cannot be written to "
+            f"({error.strerror or error}); set TMPDIR to another folder",
             SnowsWarning,
             stacklevel=2,
         )
@@ -41,7 +41,7 @@ def _mapped(bytes_: Tensor) -> Tensor:
     handle, path = tempfile.mkstemp(prefix="snows-")
     try:
         with os.fdopen(handle, "wb") as file:
-            bytes_.numpy().tofile(file)  # not through the mapping: a full disk is an error here, and a crash there
+            bytes_.numpy().tofile(file)  # a full disk is an error here; written through the mapping it would be a crash
         return torch.from_file(path, shared=False, size=len(bytes_), dtype=torch.uint8)
     finally:
         os.unlink(path)

@@ -7,16 +7,16 @@ dtype than the values they were made at. A node without a rule of its own is dif
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node, map_arg
+from torch.fx import Node
 
-from .derivatives import Factor, Known, Local, Make, Pull, Push, Run, by_autograd, derivative_of, is_factor, times
+from .derivatives import Factor, Known, Local, Make, Pull, Push, Run, computation, derivative_of, is_factor, times
+from .operators import returned_with_others
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class Linearization:
 
     def _entry(self, node: Node, varying: set[Node]) -> _Entry:
         several = self._several(node)
-        if several is not None:  # one of several values: computed together with the node that returns them
-            get = _one_of(several.run, node.args[1])
-            return _Entry(node, several.sources, _reader(node), by_autograd(get, several.sources))
+        if several is not None:  # its derivative is made together with the node that returns the values
+            make = derivative_of(several.node, several.sources, _one_of(several.run, node.args[1]))
+            return _Entry(node, several.sources, computation(node), make)
         sources = tuple(argument for argument in node.all_input_nodes if argument in varying)
-        entry = _Entry(node, sources, _reader(node), None)
+        entry = _Entry(node, sources, computation(node), None)
         value = node.meta["val"]
         if not sources or not isinstance(value, Tensor) or not value.is_floating_point():
             return entry  # a size, a comparison, or several values
@@ -134,11 +134,9 @@ class Linearization:
 
     def _several(self, node: Node) -> _Entry | None:
         """If the node takes one of several varying values: the entry of the node that returns them."""
-        parent = node.args[0] if node.target is operator.getitem else None
-        entry = self._entries.get(parent) if isinstance(parent, Node) else None
-        if entry is None or not entry.sources or not isinstance(entry.node.meta["val"], tuple | list):
-            return None
-        return entry
+        parent = returned_with_others(node)
+        entry = None if parent is None else self._entries.get(parent)
+        return entry if entry is not None and entry.sources else None
 
     def _free_after_last_read(self) -> None:
         last: dict[Node, Node] = {}
@@ -166,12 +164,3 @@ def _add_step(steps: dict[str, Step], entry: _Entry, local: Local) -> None:
 
 def _one_of(several: Run, index: Any) -> Run:
     return lambda values: several(values)[index]
-
-
-def _reader(node: Node) -> Callable[[Known], Any]:
-    """The node as a function of the values it reads."""
-    target: Any = node.target
-    args, kwargs = node.args, node.kwargs
-    if len(node.all_input_nodes) == len({argument for argument in args if isinstance(argument, Node)}):  # none nested
-        return lambda values: target(*[values[a] if isinstance(a, Node) else a for a in args], **kwargs)
-    return lambda values: target(*map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__))

@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
-from .operators import Holds, arguments_of, operator_of
+from .derivatives import has_rule
+from .operators import Holds, operator_of, returned_with_others
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Cost:
     flops: int
 
 
-def cost_of(body: Sequence[Node], prelude: Sequence[Node], targets: Sequence[Node]) -> Cost:
-    """The cost of a segment: its varying nodes, those computed beforehand, and the operations that are matched."""
-    varying = set(body)
+def cost_of(body: Sequence[Node], prelude: Sequence[Node], targets: Sequence[Node], weights: Iterable[Node]) -> Cost:
+    """The cost of a segment: the nodes that vary with some weights, those computed beforehand, and the operations that
+    are matched."""
+    varying = {*body, *weights}
     inside = {*body, *prelude}
     outside = {a for node in body for a in node.all_input_nodes if a not in inside}
     return Cost(
@@ -56,17 +58,21 @@ def bytes_of(node: Node) -> int:
 
 def held_bytes(node: Node, varying: Collection[Node]) -> int:
     """Bytes that the derivative of a node holds (see `chain`), if these nodes vary."""
-    holds = operator_of(node).holds
-    if holds is Holds.NOTHING:
-        return 0
-    if holds is Holds.SLOPES:
-        return bytes_of(node)
-    moving = [argument for argument in arguments_of(node) if argument in varying]
-    if holds is Holds.FACTORS and len(moving) <= 1:  # none where a layer's own weight varies: it is no node of the body
-        return sum(bytes_of(argument) for argument in node.all_input_nodes if argument not in varying)
-    # Autograd keeps full precision, even where the other derivatives are held in half of it.
-    held = moving if holds is Holds.FACTORS else [node, *moving]
-    return 2 * sum(bytes_of(each) for each in dict.fromkeys(held))
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return 0  # a size or a comparison does not vary; of several values, each holds what it needs
+    node = returned_with_others(node) or node
+    sources = tuple(argument for argument in node.all_input_nodes if argument in varying)
+    holds = operator_of(node).holds if has_rule(node, sources) else Holds.EVERYTHING
+    match holds:
+        case Holds.NOTHING:
+            return 0
+        case Holds.SLOPES:
+            return bytes_of(node)
+        case Holds.FACTORS:
+            return sum(bytes_of(argument) for argument in node.all_input_nodes if argument not in sources)
+        case Holds.EVERYTHING:  # twice: autograd also holds what second derivatives need
+            return 2 * sum(bytes_of(each) for each in (node, *sources))
 
 
 def measure(nodes: Iterable[Node], samples: int) -> None:

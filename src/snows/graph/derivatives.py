@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from .autodiff import differentiate
 from .convolution import Arguments, convolve, input_gradient, spread_arguments, weight_gradient
@@ -38,8 +38,26 @@ Rule = Callable[[Node, tuple[Node, ...], Run], Make | None]  # None where the ru
 
 def derivative_of(node: Node, sources: tuple[Node, ...], run: Run) -> Make:
     """How the node's derivative with respect to `sources` is made: by its rule if that holds, else by autograd."""
+    return _by_rule(node, sources, run) or _by_autograd(run, sources)
+
+
+def has_rule(node: Node, sources: tuple[Node, ...]) -> bool:
+    """Whether the rule of the node's row holds, so that autograd is not needed."""
+    return _by_rule(node, sources, computation(node)) is not None
+
+
+def _by_rule(node: Node, sources: tuple[Node, ...], run: Run) -> Make | None:
     rule = _RULES.get(operator_of(node).derivative)
-    return (rule(node, sources, run) if rule is not None else None) or by_autograd(run, sources)
+    return None if rule is None else rule(node, sources, run)
+
+
+def computation(node: Node) -> Run:
+    """The node as a function of the values it reads."""
+    target: Any = node.target
+    args, kwargs = node.args, node.kwargs
+    if len(node.all_input_nodes) == len({argument for argument in args if isinstance(argument, Node)}):  # none nested
+        return lambda values: target(*[values[a] if isinstance(a, Node) else a for a in args], **kwargs)
+    return lambda values: target(*map_arg(args, values.__getitem__), **map_arg(kwargs, values.__getitem__))
 
 
 def is_factor(node: Node, sources: tuple[Node, ...]) -> bool:
@@ -62,7 +80,7 @@ def times(factor: Factor) -> tuple[Push, Pull]:
     return lambda t: t * factor, lambda u: (u * factor,)
 
 
-def by_autograd(run: Run, sources: Sequence[Node]) -> Make:
+def _by_autograd(run: Run, sources: Sequence[Node]) -> Make:
     """The derivative by autograd, in the precision of the values."""
 
     def make(values: Known, dtype: torch.dtype) -> Local:
@@ -88,7 +106,7 @@ def _scaled(value: Tensor, factor: Any, dtype: torch.dtype) -> Local:
 def _convolution(node: Node, sources: tuple[Node, ...], run: Run) -> Make | None:
     args: Any = node.args
     x, weight, *_ = args
-    if sources not in ((x,), (weight,)):
+    if sources not in ((x,), (weight,)) or x is weight:
         return None
     options: Any = {name: value for name, value in node.kwargs.items() if name != "bias"}
     arguments = spread_arguments(weight.meta["val"], *args[3:], **options)
@@ -127,6 +145,8 @@ def _linear(node: Node, sources: tuple[Node, ...], run: Run) -> Make | None:
         rows = inputs.reshape(-1, inputs.shape[-1])
         return Local(run(values), lambda v: F.linear(inputs, v), lambda u: (u.reshape(-1, u.shape[-1]).T @ rows,))
 
+    if x is weight:
+        return None
     if sources == (x,):
         return varying_input
     return varying_weight if sources == (weight,) else None

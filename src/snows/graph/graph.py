@@ -177,7 +177,7 @@ class Graph:
 
     def cost(self, layers: Sequence[Layer], horizon: int) -> Cost:
         """What one pass over the varying part of a segment takes, for one sample."""
-        return cost_of(*self._cut(layers, horizon))
+        return cost_of(*self._cut(layers, horizon), [layer.weight for layer in layers])
 
     def segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         """The layers, which must not depend on one another, with the next `horizon` operations or as many as exist."""
@@ -189,7 +189,8 @@ class Graph:
     def _make_segment(self, layers: Sequence[Layer], horizon: int) -> Segment:
         body, prelude, targets = self._cut(layers, horizon)
         reads = {argument for node in body for argument in node.all_input_nodes}
-        varying = set(body)
+        weights = [layer.weight for layer in layers]
+        varying = {*body, *weights}
         return Segment(
             layers=tuple(layers),
             prelude=Program(prelude, [node for node in prelude if node in reads], self._parameter_names),
@@ -199,7 +200,7 @@ class Graph:
             sample_layouts=tuple(node.meta["sample_layout"] for node in targets),
             piecewise_linear=all(is_piecewise_linear(node, varying) for node in body),
             batch_first=all(self._is_batch_first(node) for node in self._values_read_by([*prelude, *body])),
-            cost=cost_of(body, prelude, targets),
+            cost=cost_of(body, prelude, targets, weights),
         )
 
     def _cut(self, layers: Sequence[Layer], horizon: int) -> tuple[list[Node], list[Node], list[Node]]:

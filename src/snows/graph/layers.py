@@ -51,6 +51,11 @@ class Layer:
         return int(self.node.meta["position"])
 
     @property
+    def weight(self) -> Node:
+        """The parameter that the operation reads as its weight."""
+        return self.node.all_input_nodes[1]
+
+    @property
     def input(self) -> str:
         """The name of the value the layer reads."""
         return self.node.all_input_nodes[0].name

@@ -277,7 +277,8 @@ OPERATORS: dict[str, Operator] = {
     "index_select": _SHAPE,
     "stack": _SHAPE,
     "unfold": _SHAPE,
-    "getitem": replace(_SHAPE, derivative=_BY_AUTOGRAD, channels=Channels.ITEM),  # Python's, not one of ATen's
+    # Python's, to take one of several values: it is differentiated with the operation that returns them.
+    "getitem": replace(_SHAPE, derivative=_BY_AUTOGRAD, channels=Channels.ITEM),
     # Windows
     "pad": replace(_PAD, memory=Memory.SHARED),
     "constant_pad_nd": _PAD,
@@ -377,6 +378,12 @@ def arguments_of(node: Node) -> list[Node]:
 def argument_of(node: Node, position: int, name: str = "", default: Any = None) -> Any:
     """An argument of a node, which may be given by position or by name."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def returned_with_others(node: Node) -> Node | None:
+    """If the node is one of several values that an operation returns: the node of that operation."""
+    parent = node.args[0] if node.target is operator.getitem else None
+    return parent if isinstance(parent, Node) and isinstance(parent.meta["val"], tuple | list) else None
 
 
 def sizes_of(node: Node) -> list[Any]:

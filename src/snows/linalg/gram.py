@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InputError
 
 CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, kernel launches large ones
-_DAMPING_RETRIES = 12
+_DAMPING_TRIES = 12
 _UNSPLIT_COLUMNS = 128  # on a GPU, larger blocks are inverted as halves
 
 
@@ -94,12 +94,13 @@ def damped(gram: Tensor, relative: float) -> Tensor:
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     scale = gram.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))  # if every input is dead, any scale will do
-    for _ in range(_DAMPING_RETRIES):
-        result = gram + relative * scale * identity
+    for _ in range(_DAMPING_TRIES):
+        tried = relative
+        result = gram + tried * scale * identity
         if not torch.linalg.cholesky_ex(result).info.any():
             return result
-        relative = max(10 * relative, 1e-10)
+        relative = max(10 * tried, 1e-10)
     raise InputError(
-        f"the layer's input statistics stay singular at a relative damping of {relative:g}; "
+        f"the layer's input statistics stay singular at a relative damping of {tried:g}; "
         "are all calibration samples the same?"
     )

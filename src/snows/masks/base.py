@@ -72,6 +72,7 @@ class NetworkMethod(Protocol):
     Attributes:
         spread: Optional; how a sparsity is spread over layers unless the pattern says it. The default is "global": the
             weights of all layers compete.
+        takes: Optional; which patterns the method has a form for, see `snows.LayerMethod`.
 
     Example:
         >>> import torch, snows
@@ -102,6 +103,9 @@ class LayerMethod(Protocol):
             "dense": those in the dense network. "refitted": as "pruned", and `weight` is refitted to them without a
             mask. "auto": "refitted" if the method's own weights stay, "dense" if they are re-adjusted.
         spread: Optional; how a sparsity is spread over layers unless the pattern says it. The default is "uniform".
+        takes: Optional; which patterns the method has a form for. "any" (the default): it leaves masks to the pattern.
+            "single weights": it chooses weights itself, anywhere in a layer or within the groups of N:M.
+            "unstructured": it chooses weights itself, and knows no groups.
 
     Example:
         >>> import torch, snows
@@ -174,11 +178,7 @@ def best_masks(scores: Mapping[str, Tensor], patterns: Mapping[str, Pattern]) ->
 
 
 def takes_pattern(method: object, pattern: Pattern) -> bool:
-    """Whether a method has a form for the pattern, by its attribute `takes`.
-
-    "any" (the default) are methods that leave it to the pattern to make masks from scores, "single weights" those that
-    exchange weights themselves, anywhere in a layer or within groups, and "unstructured" those that know no groups.
-    """
+    """Whether a method has a form for the pattern, by its attribute `takes` (see `LayerMethod`)."""
     takes: Takes = getattr(method, "takes", "any")
     within_groups = takes == "single weights" and pattern.group is not None
     return takes == "any" or pattern.is_unstructured or within_groups

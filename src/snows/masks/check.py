@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, InputError
 from ..patterns import NM, Pattern, Unstructured
-from .base import Choice, MaskMethod, NetworkMethod, Reads, as_method
+from .base import Choice, MaskMethod, NetworkMethod, Reads, Takes, as_method
 
 _SHAPES = {"linear": (6, 8), "conv": (4, 8, 3, 3), "grouped": (6, 4, 3, 1), "depthwise": (8, 1, 3, 3)}
 _GROUPS = {"linear": 1, "conv": 1, "grouped": 2, "depthwise": 8}
@@ -45,8 +45,9 @@ def check_mask_method(method: object) -> None:
     """
     method = as_method(method)
     name = type(method).__name__
-    reads = getattr(method, "reads", "pruned")
-    _rule(reads in get_args(Reads), f"{name}: its attribute reads is {reads!r}; expected one of {get_args(Reads)}")
+    for attribute, choices in (("reads", get_args(Reads)), ("takes", get_args(Takes))):
+        given = getattr(method, attribute, choices[0])
+        _rule(given in choices, f"{name}: its attribute {attribute} is {given!r}; expected one of {choices}")
     taken = [_takes(method, patterns) for patterns in _cases(isinstance(method, NetworkMethod))]
     _rule(any(taken), f"{name}: it refuses every pattern that was tried")
 

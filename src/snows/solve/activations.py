@@ -1,4 +1,4 @@
-"""The activations of a run: its two streams, and what is kept of the dense network from sweep to sweep."""
+"""The activations of a run: its two streams, and what is kept of the dense network between sweeps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .settings import Settings
 
 
 class Activations:
-    """The same samples on their way through the dense and through the pruned network.
+    """The same samples in the dense and in the pruned network.
 
-    Both streams start anew in every sweep. The variances of targets and, where they fit, the outputs of the dense
-    network are computed once.
+    Both streams start anew in every sweep. The outputs of the dense network are computed once if they fit in memory,
+    and so are the variances of targets that do not change.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Activations:
         self.restart(graph.parameters)
 
     def restart(self, weights: Mapping[str, Tensor]) -> None:
-        """Both streams go back to the inputs. The pruned one reads `weights` whenever it moves."""
+        """Move both streams back to the inputs. The pruned one reads `weights` whenever it moves."""
         self._weights = weights
         self._dense = Stream(self._graph, self._graph.parameters, self._batches, self._memory)
         self._pruned = Stream(self._graph, weights, self._batches, self._memory)
 
     def problem(self, group: tuple[PlannedLayer, ...], reads_dense: bool) -> LayerProblem:
-        """Move the streams to these layers. `reads_dense`: whether dense activations are read besides the targets."""
+        """Move the streams to these layers. `reads_dense`: dense activations are needed for more than targets."""
         segment = self._graph.segment([planned.layer for planned in group], group[0].horizon)
         if self._kept and self._outputs is None:
             self._outputs = self._graph.outputs_of(self._kept, self._batches.values)
@@ -50,14 +50,14 @@ class Activations:
             self._dense.advance(segment.position)
         self._pruned.advance(segment.position)
         targets = self._settings.targets
-        # The dense network's own outputs never change; those of dense weights on pruned inputs do.
+        # Outputs of the dense network never change. Outputs of dense weights on pruned inputs change with every sweep.
         variances = self._variances if targets == "dense-stream" else {}
         samples = sum(self._batches.sizes)
         room = self._memory.targets(self._graph.live_bytes(segment.position), samples)
         return LayerProblem(segment, self._dense, self._pruned, targets, room, variances, self._outputs)
 
     def use_smaller_pieces(self, layer: str) -> None:
-        """After the device ran out of memory at this layer. The streams start anew."""
+        """Halve the pieces, after the device ran out of memory at this layer. The streams start anew."""
         torch.cuda.empty_cache()
         if self._batches.smaller is None:
             raise torch.OutOfMemoryError(f"{layer} does not fit the device's memory, not even with single samples")

@@ -1,6 +1,6 @@
-"""Views of images: mirrored; or random crops, mirrored and mixed with one another.
+"""Views of images: mirror images, and random crops that are mirrored and mixed.
 
-Whatever a view shows, the dense network says what is right for it: a thousand images do not run out.
+The dense network gives the target of every view, so that a thousand images are enough for thousands of steps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..errors import ArgumentError
 from ..graph.kind import is_image
 
 _SMALLEST_CROP = 0.35  # share of the image's area
-_MIXED = 0.5  # share of the batches in which images are mixed
+_MIXED = 0.5  # share of the batches whose images are mixed
 
 
 def with_mirrored(samples: Samples) -> Samples:
-    """Each sample, and after all of them each with its images mirrored, left to right."""
+    """The samples, followed by the same samples with their images mirrored left to right."""
     if not any(is_image(leaf) for leaf in samples.leaves):
         shapes = [tuple(leaf.shape) for leaf in samples.leaves if isinstance(leaf, Tensor)]
         raise ArgumentError(f"recipe: mirror is for images (samples x channels x height x width); inputs are {shapes}")
@@ -33,13 +33,13 @@ def with_mirrored(samples: Samples) -> Samples:
 
 
 def random_views(images: Tensor, generator: torch.Generator) -> Tensor:
-    """As many views of the same size; each image in one of its own, then maybe mixed with another."""
+    """A random view of each image, of the same size: a crop, maybe mirrored. In half of the batches views are mixed."""
     count = len(images)
-    side = (_SMALLEST_CROP + (1 - _SMALLEST_CROP) * torch.rand(count, generator=generator)).sqrt()  # of the image's own
+    side = (_SMALLEST_CROP + (1 - _SMALLEST_CROP) * torch.rand(count, generator=generator)).sqrt()  # of the crop
     shift = (1 - side)[:, None] * (2 * torch.rand(count, 2, generator=generator) - 1)
-    mirrored = torch.where(torch.rand(count, generator=generator) < 0.5, -1.0, 1.0)
+    direction = torch.where(torch.rand(count, generator=generator) < 0.5, -1.0, 1.0)
     placed = torch.zeros(count, 2, 3)
-    placed[:, 0, 0], placed[:, 1, 1], placed[:, :, 2] = side * mirrored, side, shift
+    placed[:, 0, 0], placed[:, 1, 1], placed[:, :, 2] = side * direction, side, shift
     share = torch.rand(count, generator=generator).view(-1, 1, 1, 1)
     mixed = float(torch.rand((), generator=generator)) < _MIXED
 

@@ -1,8 +1,8 @@
-"""The main loop: the paper's Algorithm 3.
+"""The main loop: Algorithm 3 of the paper.
 
-Two streams of the same samples run through one graph. The dense one gives targets, the pruned one gives inputs. Each
-layer (or group: query, key and value of an attention) is solved with all layers before it already pruned and, in the
-first sweep, all layers behind it still dense.
+Two streams of the same samples run through one graph: the dense stream gives targets, the pruned stream gives inputs.
+One group of layers is solved at a time. A group is a single layer, or the query, key and value of one attention. All
+layers before it are already pruned; in the first sweep, all layers after it are still dense.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ Group = tuple[PlannedLayer, ...]
 
 
 class CascadeRun(Protocol):
-    """What the loop asks of a run (`snows.run.Run`). Journal, retries, clock and events are the run's business."""
+    """What the loop needs of a run. `snows.run.Run` adds the journal, retries, the clock and events around it."""
 
     settings: Settings
     memory: Memory
 
     def sweep(self, number: int) -> Iterator[Group]:
-        """The groups of one sweep, in order of execution. The streams start anew, and masks where patterns change."""
+        """The groups of one sweep, in order of execution. Streams start anew, and new patterns get new masks."""
 
     def problem(self, group: Group) -> LayerProblem:
-        """The K-step problem of the group, from the two streams."""
+        """The K-step problem of the group."""
 
     def choose(self, group: Group, problem: LayerProblem | None = None) -> Mapping[str, Tensor]:
-        """The masks of the group. A method that goes layer by layer chooses them now, by the problem's statistics."""
+        """The masks chosen so far. Layer methods choose those of the group now, by the statistics of the problem."""
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """All weights: solved ones, and those that the next solve starts from."""
+        """All weights, those that the next solve starts from included."""
 
     @property
-    def turn(self) -> Turn: ...
+    def turn(self) -> Turn:
+        """The sweep and the group at hand."""
 
     def recall(self) -> SolvedLayer | None:
-        """What an earlier, interrupted run has found for the group at hand."""
+        """The result for the group at hand, if an earlier, interrupted run recorded it."""
 
     def attempt(self, step: Step, group: Group) -> SolvedLayer:
-        """Take the step, with smaller pieces if the device runs out of memory."""
+        """Take the step. If the device runs out of memory, try again with smaller pieces."""
 
     def accept(self, group: Group, solved: SolvedLayer) -> None:
         """Keep the new weights."""

@@ -14,6 +14,8 @@ Product = Callable[[Tensor], Tensor]
 
 
 class CGOutcome(Enum):
+    """How a solve ended, in the words of the report."""
+
     CONVERGED = "residual below the tolerance"
     LITTLE_GAIN = "another step would have gained little"
     MAX_STEPS = "all CG steps used"
@@ -22,7 +24,9 @@ class CGOutcome(Enum):
 
 
 @dataclass(frozen=True)
-class CG:
+class CGResult:
+    """The solution, and how many steps it took."""
+
     solution: Tensor
     steps: int
     outcome: CGOutcome
@@ -30,55 +34,58 @@ class CG:
 
 @dataclass(frozen=True)
 class CGOptions:
+    """When to stop. The residual is below the tolerance if it is below the larger of the two."""
+
     max_steps: int
     absolute_tolerance: float = 0.0
-    relative_tolerance: float = 0.0
-    least_gain: float = 0.0  # share of what all steps gained, in the quadratic model, that the last one must have
-    refresh: int = 25  # the recursive residual drifts in float32: recompute it this often
+    relative_tolerance: float = 0.0  # relative to the norm of the right-hand side
+    least_gain: float = 0.0  # stop at a step that gains less than this share of what all steps gained in the model
+    refresh: int = 25  # the updated residual drifts in float32: compute it anew every so many steps
 
 
 def identity(r: Tensor) -> Tensor:
+    """No preconditioner."""
     return r
 
 
 def conjugate_gradient(
     product: Product, rhs: Tensor, options: CGOptions, precondition: Product = identity, damping: float = 0.0
-) -> CG:
-    """Algorithm 1: solve (B + damping I) x = rhs.
+) -> CGResult:
+    """Solve (B + damping I) delta = rhs, where `product` is v -> B v. Names are those of Algorithm 1.
 
-    At negative curvature the solution so far is returned; at the very first step, the preconditioned right-hand side
-    (a descent direction still).
+    At negative curvature the solution before that step is returned. If it is the first step, the preconditioned
+    right-hand side is returned, which is still a descent direction.
     """
-    x = torch.zeros_like(rhs)
+    delta, r = torch.zeros_like(rhs), rhs.clone()
     norm = float(rhs.norm())
     tolerance = max(options.absolute_tolerance, options.relative_tolerance * norm)
     if norm <= tolerance:
-        return CG(x, 0, CGOutcome.CONVERGED)
-    r = rhs.clone()
+        return CGResult(delta, 0, CGOutcome.CONVERGED)
     z = precondition(r)
     p = z.clone()
     rz = torch.sum(r * z)
-    gained = 0.0
+    all_gains = 0.0
     for step in range(1, options.max_steps + 1):
         bp = product(p) + damping * p
         curvature = torch.sum(p * bp)
         eta = rz / curvature
-        further = x + eta * p
-        r = rhs - product(further) - damping * further if step % options.refresh == 0 else r - eta * bp
-        # The one place where the host waits for the device.
+        delta_new = delta + eta * p
+        r = rhs - product(delta_new) - damping * delta_new if step % options.refresh == 0 else r - eta * bp
+        # One transfer for all three numbers: the host waits for the device here and nowhere else.
         curvature_value, norm, gain = torch.stack([curvature, r.norm(), eta * rz / 2]).tolist()
         if not math.isfinite(curvature_value):
-            return CG(x, step - 1, CGOutcome.NOT_FINITE)
+            return CGResult(delta, step - 1, CGOutcome.NOT_FINITE)
         if curvature_value <= 0:
-            return CG(x if step > 1 else z, step, CGOutcome.NEGATIVE_CURVATURE)
-        x = further
+            return CGResult(delta if step > 1 else z, step, CGOutcome.NEGATIVE_CURVATURE)
+        delta = delta_new
         if norm <= tolerance:
-            return CG(x, step, CGOutcome.CONVERGED)
-        gained += gain
-        if gain < options.least_gain * gained:
-            return CG(x, step, CGOutcome.LITTLE_GAIN)
+            return CGResult(delta, step, CGOutcome.CONVERGED)
+        all_gains += gain
+        if gain < options.least_gain * all_gains:
+            return CGResult(delta, step, CGOutcome.LITTLE_GAIN)
         z = precondition(r)
-        rz_next = torch.sum(r * z)
-        p = z + (rz_next / rz) * p
-        rz = rz_next
-    return CG(x, options.max_steps, CGOutcome.MAX_STEPS)
+        rz_new = torch.sum(r * z)
+        gamma = rz_new / rz
+        p = z + gamma * p
+        rz = rz_new
+    return CGResult(delta, options.max_steps, CGOutcome.MAX_STEPS)

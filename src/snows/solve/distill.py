@@ -1,9 +1,9 @@
-"""The last stage, beyond the paper: all kept weights together, matched to the dense network.
+"""The last stage, beyond the paper: all kept weights are trained together to match the dense network.
 
-The cascade solves one layer at a time, and errors that one layer cannot mend drift along a residual stream. Here all
-operations of the network and its outputs are matched together, by gradient descent (Adam) on the kept weights and on
-biases, scales and shifts of norms. No labels are used, and the weights of other layers do not change. Images are seen
-in random views; held-out samples decide what is kept.
+The cascade solves one layer at a time. Errors that one layer cannot repair accumulate, above all along residual
+streams. Here Adam trains all kept weights, biases, and scales and shifts of norms at once, so that all operations and
+outputs of the network match those of the dense one. No labels are used, and layers that stay dense keep their weights.
+Every step sees random views of images. The best weights on held-out samples are kept.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from .augment import random_views
 from .objective import square_sum
 from .settings import DistillSettings
 
-_OUTPUT_SHARE = 0.1  # of the loss: the network's outputs; the other operations share the rest
-_WARM_UP = 0.05  # share of the steps in which the rate rises
-_JUDGEMENTS = 10  # by held-out samples
+_OUTPUT_SHARE = 0.1  # share of the loss for the network's outputs; the other operations share the rest
+_WARM_UP = 0.05  # share of the steps in which the learning rate rises
+_EVALUATIONS = 10  # on held-out samples
 _VARIANCE_SAMPLES = 64
 _LEAST_VARIANCE = 1e-12
+_COPIES = 4  # of every value in a training pass: the value, its target, its gradient, and temporaries
+
 Precision = Literal["full", "mixed", "half"]
-_BYTES_PER_VALUE = 4  # a pass holds each value, its target, its gradient, and some of what is between them
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """What the last stage works with."""
+    """The last stage of one run."""
 
     graph: Graph
     masks: Mapping[str, Tensor]
@@ -56,16 +57,17 @@ class Distillation:
     def run(
         self, parameters: Mapping[str, Tensor], notify: Listener = lambda event: None
     ) -> tuple[dict[str, Tensor], Distilled]:
-        """Train from `parameters`. Returns what changed: kept weights, with zeros where they are masked, and vectors.
+        """Train from `parameters`. If a batch runs out of memory, it is cut into more pieces.
 
-        They are the best on held-out samples of the points that were judged, the start included. A batch that does not
-        fit the memory is taken in more pieces.
+        Returns:
+            The trained weights (zero where they are masked) and vectors, and how the stage went. They are the best on
+            held-out samples among the start and the points that were evaluated.
         """
         batch = min(self.settings.batch, self.fitted.count)
         pieces = _pieces(self.graph, batch, self.memory)
         while True:
             try:
-                return self._descend(parameters, pieces, batch // pieces, notify)
+                return self._train(parameters, pieces, batch // pieces, notify)
             except torch.OutOfMemoryError:
                 if pieces == batch:
                     raise
@@ -77,7 +79,7 @@ class Distillation:
                 stacklevel=2,
             )
 
-    def _descend(
+    def _train(
         self, parameters: Mapping[str, Tensor], pieces: int, size: int, notify: Listener
     ) -> tuple[dict[str, Tensor], Distilled]:
         began = time.perf_counter()
@@ -85,35 +87,35 @@ class Distillation:
         fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.held else self.fitted
         match = _Match(self.graph, fitted)
         trained = _Trained(parameters, self.masks, self.graph.vectors)
-        judge = _Judge(match, self.held_out if self.held_out.count else fitted, size, trained)
+        best = _Best(match, self.held_out if self.held_out.count else fitted, size, trained)
         precision = self._precision(next(iter(trained.variables.values())))
         gradient = _Gradient(
             lambda leaves: match.loss(leaves, trained.masked(), precision) / pieces, list(trained.variables.values())
         )
         optimizer = torch.optim.Adam(trained.variables.values(), lr=self.settings.rate, betas=(0.9, 0.99), fused=True)
         generator = torch.Generator().manual_seed(self.seed)
-        pause = max(1, steps // _JUDGEMENTS)
+        pause = max(1, steps // _EVALUATIONS)
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = self.settings.rate * _schedule(step / steps)
             optimizer.zero_grad()
             for _ in range(pieces):
-                gradient.add(_views(_drawn(fitted, size, generator), generator))
+                gradient.add(_views(_random_samples(fitted, size, generator), generator))
             optimizer.step()
             notify(DistillStep(step, steps))
             if step % pause == 0 or step == steps:
-                judge.ask()
-        return judge.best, Distilled(steps, judge.loss_before, judge.lowest, time.perf_counter() - began)
+                best.update()
+        return best.values, Distilled(steps, best.loss_before, best.loss, time.perf_counter() - began)
 
     def _precision(self, example: Tensor) -> Precision:
-        """Of gradients: rounding matters little beside the differences between samples. Losses that decide are full."""
+        """Of gradients, whose rounding is small beside their noise. Losses of held-out samples have full precision."""
         if not self.settings.half_precision or not example.is_cuda or example.dtype != torch.float32:
             return "full"
         return "half" if self.graph.piecewise_linear else "mixed"
 
 
 class _Trained:
-    """The variables: weights under their masks, and vectors."""
+    """The trained variables: weights with masks, and vectors (biases, and scales and shifts of norms)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], masks: Mapping[str, Tensor], vectors: Sequence[str]) -> None:
         self._masks = masks
@@ -123,20 +125,20 @@ class _Trained:
         return {n: value * self._masks[n] if n in self._masks else value for n, value in self.variables.items()}
 
 
-class _Judge:
-    """Keeps the variables that were best on the samples it judges by."""
+class _Best:
+    """The variables with the lowest loss on some samples, of those it has seen."""
 
     def __init__(self, match: _Match, samples: Samples, size: int, trained: _Trained) -> None:
         self._match, self._samples, self._size, self._trained = match, samples, size, trained
-        self.best = self._snapshot()
-        self.loss_before = self.lowest = self._loss()
+        self.values = self._snapshot()
+        self.loss_before = self.loss = self._current_loss()
 
-    def ask(self) -> None:
-        loss = self._loss()
-        if loss < self.lowest:
-            self.lowest, self.best = loss, self._snapshot()
+    def update(self) -> None:
+        loss = self._current_loss()
+        if loss < self.loss:
+            self.loss, self.values = loss, self._snapshot()
 
-    def _loss(self) -> float:
+    def _current_loss(self) -> float:
         with torch.no_grad():
             return self._match.mean_loss(self._samples, self._trained.masked(), self._size)
 
@@ -145,7 +147,7 @@ class _Judge:
 
 
 class _Match:
-    """How far the operations and outputs of the network are from those of the dense one, each by its own variance."""
+    """The distance of the network's operations and outputs from the dense network's, each divided by its variance."""
 
     def __init__(self, graph: Graph, samples: Samples) -> None:
         self.graph = graph
@@ -164,13 +166,13 @@ class _Match:
         device = next(iter(dense.values())).device.type
         with torch.autocast(device, torch.bfloat16, enabled=precision == "mixed", cache_enabled=False):
             with torch.no_grad():
-                wanted = self._run(leaves, dense)
-            found = self._run(leaves, parameters)
-        losses = [weight * _error(found[name], wanted[name]) for name, weight in self.weights.items()]
+                targets = self._run(leaves, dense)
+            outputs = self._run(leaves, parameters)
+        losses = [weight * _error(outputs[name], targets[name]) for name, weight in self.weights.items()]
         return torch.stack(losses).sum()
 
     def mean_loss(self, samples: Samples, parameters: Mapping[str, Tensor], size: int) -> float:
-        """Over samples as they are."""
+        """The mean over all samples, without random views."""
         total = 0.0
         for start in range(0, samples.count, size):
             stop = min(start + size, samples.count)
@@ -186,17 +188,17 @@ def _halved(value: Any) -> Any:
     return value.bfloat16() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _error(found: Tensor, wanted: Tensor) -> Tensor:
-    error: Tensor = _MeanSquare.apply(found, wanted)  # type: ignore[no-untyped-call]
+def _error(output: Tensor, target: Tensor) -> Tensor:
+    error: Tensor = _MeanSquare.apply(output, target)  # type: ignore[no-untyped-call]
     return error
 
 
 class _MeanSquare(torch.autograd.Function):
-    """The mean squared error. torch's own takes seven passes over memory where three will do: here most of a step."""
+    """The mean squared error in three passes over memory. torch's takes seven, which would be most of a step."""
 
     @staticmethod
-    def forward(ctx: Any, found: Tensor, wanted: Tensor) -> Tensor:
-        error = found - wanted
+    def forward(ctx: Any, output: Tensor, target: Tensor) -> Tensor:
+        error = output - target
         ctx.save_for_backward(error)
         return square_sum(error) / error.numel()
 
@@ -207,7 +209,7 @@ class _MeanSquare(torch.autograd.Function):
 
 
 def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str, float]:
-    """The factor of each operation's mean squared error."""
+    """The factor of each operation's mean squared error, by name."""
     inner = max(1, len(nodes) - len(outputs))
     return {
         node.name: (_OUTPUT_SHARE / len(outputs) if node in outputs else (1 - _OUTPUT_SHARE) / inner)
@@ -218,8 +220,11 @@ def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str,
 
 
 class _Gradient:
-    """Adds a loss's gradient to that of its variables. A small network's operations take less time than their
-    launches, so that a pass is replayed where it can be."""
+    """Adds the gradient of a loss to the `grad` of its variables.
+
+    The pass is recorded and replayed on a GPU: launching the operations of a small network takes longer than running
+    them.
+    """
 
     def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor]) -> None:
         leaves: list[Any] = []
@@ -229,24 +234,25 @@ class _Gradient:
         )
 
     def add(self, leaves: list[Any]) -> None:
+        """For these inputs."""
         if not self._leaves:
             self._leaves.extend(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        for mine, new in zip(self._leaves, leaves, strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(new)
+        for recorded, new in zip(self._leaves, leaves, strict=True):
+            if isinstance(recorded, Tensor):
+                recorded.copy_(new)
         for variable, gradient in zip(self._variables, self._pass(), strict=True):
             if variable.grad is None:
-                variable.grad = torch.zeros_like(variable)  # whose memory layout the gradient need not have; Adam asks
+                variable.grad = torch.zeros_like(variable)  # fused Adam needs the memory layout of the variable
             variable.grad.add_(gradient)
 
 
 def _pieces(graph: Graph, batch: int, memory: Memory) -> int:
-    """In how many equal pieces a batch is taken so that a pass over the network fits."""
-    needed = _BYTES_PER_VALUE * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    return min(batch, math.ceil(batch * needed / memory.total))
+    """The number of pieces that a batch is cut into, such that a pass through the network fits in memory."""
+    sample_bytes = _COPIES * sum(int(node.meta["bytes"]) for node in graph.nodes)
+    return min(batch, math.ceil(batch * sample_bytes / memory.total))
 
 
-def _drawn(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:
+def _random_samples(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:
     chosen = torch.randint(samples.count, (count,), generator=generator)
     leaves = [
         leaf[chosen.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in samples.leaves
@@ -259,7 +265,7 @@ def _views(leaves: list[Any], generator: torch.Generator) -> list[Any]:
 
 
 def _schedule(progress: float) -> float:
-    """A short rise, then half a cosine down to nothing."""
+    """The share of the learning rate: a short linear rise, then half a cosine down to zero."""
     if progress < _WARM_UP:
         return progress / _WARM_UP
     return 0.5 * (1 + math.cos(math.pi * (progress - _WARM_UP) / (1 - _WARM_UP)))

@@ -1,6 +1,6 @@
-"""How much memory a run will take: what each layer holds while it is solved, before anything is run.
+"""How much of the device's memory a run will use, estimated before anything is run.
 
-The factors were measured; benchmarks/speed.py compares the estimate with the peak of every run.
+Its constants were measured. benchmarks/speed.py compares the estimate with the peak of every run.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .footprint import GRADIENT, linearized_bytes, operations_kept
 from .layer import curvature_kind, derivative_precision, samples_in_products
 from .settings import ALL_SAMPLES, Settings
 
-_DENSITY = 0.5  # of a given mask, before it is looked at
+_DENSITY = 0.5  # assumed of a given mask
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of a run on `samples` samples, in pieces of `micro_batch`."""
+    """The memory of a run on `samples` samples, in pieces of `micro_batch` samples."""
 
     graph: Graph
     plan: Plan
@@ -34,10 +34,11 @@ class Estimate:
     micro_batch: int
 
     def peak(self) -> int:
+        """Bytes at the group that takes most."""
         return max((self.of_group(group) for group in self.plan.groups), default=0)
 
     def of_group(self, group: tuple[PlannedLayer, ...]) -> int:
-        """While the group is solved: what is held all the time, and the largest of what comes and goes."""
+        """Bytes while the group is solved: what is held throughout, and the largest of what takes turns."""
         segment = self.graph.segment([planned.layer for planned in group], group[0].horizon)
         cost, micro = segment.cost, min(self.micro_batch, self.samples)
         live = self.graph.live_bytes(min(planned.layer.position for planned in group))
@@ -59,12 +60,12 @@ class Estimate:
 
     @cached_property
     def _operations_kept(self) -> int:
-        """Bytes of one sample."""
+        """Bytes for one sample."""
         nodes = operations_kept(self.graph, self.plan, self.samples, self.settings, self.memory)
         return sum(int(node.meta["bytes"]) for node in nodes)
 
     def _products(self, segment: Segment, group: tuple[PlannedLayer, ...]) -> int:
-        """Jacobians, and the tangents of all operations."""
+        """Bytes of the Jacobians, and of the tangents of a product."""
         if segment.is_one_layer:
             return 0
         cost, dtype, curvature = segment.cost, torch.float32, self.settings.curvature
@@ -80,7 +81,7 @@ class Estimate:
         return per_sample * kept + tangents * piece
 
     def _factors(self, group: tuple[PlannedLayer, ...]) -> tuple[int, int]:
-        """Bytes of the row blocks that stay on the device, and of what it takes to make them."""
+        """Bytes of the row blocks on the device, and of the working memory that inverts them."""
         sizes = [(planned.layer.shape[0], self._inputs(planned)) for planned in group]
         kept = [4 * rows * inputs**2 for rows, inputs in sizes]
         chunk = min(CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"]), self.memory.chunk)
@@ -88,7 +89,7 @@ class Estimate:
         return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
 
     def _inputs(self, planned: PlannedLayer) -> int:
-        """How many inputs of an output are kept, in the first step of the masks, which keeps most."""
+        """Inputs that an output keeps in the first mask step, which keeps most."""
         first_step = 1 / self.settings.mask_steps
         sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.on_the_way(first_step).sparsity
         return round((1 - sparsity) * planned.layer.columns)

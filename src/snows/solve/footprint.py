@@ -1,4 +1,4 @@
-"""What a run holds at once: the size of a piece, and what is kept between passes."""
+"""How many samples make a piece, and what is kept between passes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..plan import Plan, PlannedLayer
 from .objective import CurvatureKind
 from .settings import Settings
 
-GRADIENT = 1.5  # a gradient takes the values of a pass, their errors and slopes: this multiple of the values
-_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # CPU caches favour small pieces, GPU launches large ones
+GRADIENT = 1.5  # a gradient takes this multiple of a pass's values: the values, their errors and slopes
+_MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # small pieces fit CPU caches, large ones keep a GPU busy
 
 
 def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
-    """What a linearized segment holds for one sample."""
+    """Bytes that a linearized segment holds for one sample."""
     if kind == "gauss-newton":
         return cost.slope_bytes * precision.itemsize // torch.float32.itemsize
-    return 2 * cost.bytes  # every value is needed at most twice
+    return 2 * cost.bytes  # every value is saved at most twice
 
 
 def operations_kept(graph: Graph, plan: Plan, samples: int, settings: Settings, memory: Memory) -> list[Node]:
-    """Operations whose outputs in the dense network are computed once, for all layers and sweeps.
+    """The operations whose outputs in the dense network are computed once, for all layers and sweeps.
 
-    All that are targets of some layer, if all samples of them fit; else none.
+    These are all operations that are a target of some layer, or none if they do not fit in memory for all samples.
     """
     if settings.targets != "dense-stream":
         return []
@@ -45,7 +45,7 @@ def operations_kept(graph: Graph, plan: Plan, samples: int, settings: Settings, 
 def micro_batch_size(
     graph: Graph, plan: Plan, samples: int, settings: Settings, device: torch.device, memory: Memory
 ) -> int:
-    """Samples in one piece, so that a pass over the largest segment fits."""
+    """Samples in one piece, such that a pass through the largest segment fits in memory."""
 
     def needed(group: tuple[PlannedLayer, ...]) -> int:
         cost = graph.cost([planned.layer for planned in group], group[0].horizon)

@@ -17,12 +17,12 @@ from ..events import SolveReport
 from ..graph import Segment
 from .footprint import linearized_bytes
 from .least_squares import RowBlocks, RowPreconditioner
-from .newton import Newton, NewtonOutcome, System, newton
+from .newton import NewtonOutcome, NewtonResult, System, newton
 from .objective import CurvatureKind, Objective, restrict
 from .problem import LayerProblem
 from .settings import ALL_SAMPLES, CurvatureSettings, Settings
 
-_SAMPLES_PER_INPUT, _LEAST_SAMPLES = 7, 100  # in products
+_SAMPLES_PER_INPUT, _LEAST_SAMPLES = 7, 100  # in curvature products
 _PARTS_OF_THE_WAY = (("half of the way", 0.5), ("a quarter of the way", 0.25))
 
 
@@ -30,14 +30,14 @@ _PARTS_OF_THE_WAY = (("half of the way", 0.5), ("a quarter of the way", 0.25))
 class Turn:
     """Which solve of a run this is.
 
-    Random numbers depend on it alone: not on the order of calls, so that an interrupted run can be repeated, and not on
-    names, so that it does not matter how a network is written.
+    Random numbers depend on these numbers alone. They do not depend on what was solved before, so that an interrupted
+    run can be resumed, nor on the names of layers.
     """
 
     seed: int
     sweep: int
     index: int
-    new_mask: bool = True  # then least squares may be better than the weights so far
+    new_mask: bool = True  # if not, the weights were already solved under this mask, and least squares is not tried
 
     def generator(self) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed}/{self.sweep}/{self.index}".encode()).digest()
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class SolvedLayer:
-    """The layers of one step after one sweep, by parameter name."""
+    """The weights and masks of the layers that were solved together, by parameter name."""
 
     weights: dict[str, Tensor]
     masks: dict[str, Tensor]
@@ -63,7 +63,8 @@ def solve_layer(
 ) -> SolvedLayer:
     """Re-adjust the weights that the masks keep, by Newton-CG on the K-step loss.
 
-    No layer gets worse: of the masked weights, the start and the solution, the best on held-out samples is kept.
+    No layer gets worse: the masked weights, the start and the solution are compared on held-out samples, and the best
+    is kept.
     """
     names = [layer.parameter for layer in problem.layers]
     kept = contiguous({name: masks[name] for name in names})
@@ -80,11 +81,11 @@ def solve_layer(
 def mask_layer(
     names: Sequence[str], weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], sweep: int
 ) -> SolvedLayer:
-    """The masked weights, and nothing re-adjusted."""
+    """The masked weights. Nothing is re-adjusted."""
     kept = contiguous({name: masks[name] for name in names})
     masked = contiguous({name: weights[name] * kept[name] for name in names})
     nan = math.nan
-    outcome = NewtonOutcome.NOT_ASKED.value
+    outcome = NewtonOutcome.MASK_ONLY.value
     report = SolveReport(
         sweep, nan, nan, nan, "masked weights", outcome, 0, 0, 0, "", relative_damping=0.0, seconds=0.0
     )
@@ -92,9 +93,9 @@ def mask_layer(
 
 
 def contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors in the memory layout that they have after saving and loading.
+    """The tensors in the memory layout that they have after saving and loading.
 
-    Sums over another layout round differently, and a resumed run must end with the same weights.
+    A resumed run must end with the same weights, and sums over another layout round differently.
     """
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
@@ -108,13 +109,16 @@ def curvature_kind(settings: CurvatureSettings, segment: Segment) -> CurvatureKi
 def derivative_precision(
     settings: CurvatureSettings, segment: Segment, device: torch.device, dtype: torch.dtype
 ) -> torch.dtype:
-    """On a GPU bfloat16 takes half the time, and CG tolerates the rounding. Losses are always in full precision."""
+    """bfloat16 on a GPU: it takes half the time, and CG tolerates the rounding. Losses are always in full precision."""
     halved = settings.half_precision and device.type == "cuda" and dtype == torch.float32
     return torch.bfloat16 if halved and segment.piecewise_linear else dtype
 
 
 def samples_in_products(settings: CurvatureSettings, inputs: Sequence[int]) -> int:
-    """More samples where an output keeps more `inputs`, so that the curvature of every layer is known equally well."""
+    """How many samples a curvature product takes: a few for each input that an output keeps.
+
+    `inputs` is the largest number of kept inputs of an output, for each of the layers.
+    """
     if settings.samples == ALL_SAMPLES:
         return ALL_SAMPLES
     return min(settings.samples, max(_LEAST_SAMPLES, _SAMPLES_PER_INPUT * max(inputs)))
@@ -126,7 +130,7 @@ class _Start:
 
     weight: Tensor
     name: str
-    loss: float  # NaN: not computed, as there was nothing to compare
+    loss: float  # NaN: not computed, because there is no other candidate
     gradient: Tensor | None
     loss_masked: float
     curvature: CurvatureKind
@@ -145,7 +149,10 @@ class _Candidate:
 
 
 class _Solve:
-    """What one solve works with, and its three steps. Weights are packed into one tensor, as the problem packs them."""
+    """One solve in three steps: a start, Newton's method from there, and the choice by held-out samples.
+
+    Weights and masks are packed into one tensor.
+    """
 
     def __init__(
         self, problem: LayerProblem, masked: Tensor, mask: Tensor, settings: Settings, memory: Memory, turn: Turn
@@ -160,10 +167,10 @@ class _Solve:
         self.blocks, self.cross = self._row_blocks()
 
     def start(self) -> _Start:
-        """Least squares, or the masked weights where these are better."""
+        """Least squares, or the masked weights if these have a lower loss."""
         start = _Start(self.masked, "masked weights", math.nan, None, math.nan, self.kind)
         if not self.closed_form and not self.settings.in_minibatches:
-            return start  # Newton's method computes the loss there
+            return start  # Newton's method computes its loss
         loss = self.objective.loss(self.masked)
         start = replace(start, loss=loss, loss_masked=loss)
         if not self.blocks or not self.closed_form:
@@ -174,22 +181,22 @@ class _Solve:
         gradient = None
         if self.segment.is_one_layer or self.settings.in_minibatches:
             loss_refit = self.objective.loss(refit)
-        else:  # Newton's method most likely begins here
+        else:  # Newton's method will most likely start here and needs the gradient
             loss_refit, gradient = self.objective.loss_and_gradient(refit)
         if not loss_refit < loss:
             return start
         return replace(start, weight=refit, name="least squares", loss=loss_refit, gradient=gradient)
 
-    def solution(self, start: _Start) -> Newton:
-        """Newton's method from the start, on all samples or on one mini-batch after another."""
-        if self.segment.is_one_layer and start.weight is not self.masked:  # least squares is the minimum
-            return Newton(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.CLOSED_FORM)
+    def solution(self, start: _Start) -> NewtonResult:
+        """Newton's method from the start, on all samples or in mini-batches."""
+        if self.segment.is_one_layer and start.weight is not self.masked:  # least squares is the minimum already
+            return NewtonResult(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.CLOSED_FORM)
         if self.settings.in_minibatches:
             return self._on_minibatches(start)
         return self._on_all_samples(start)
 
-    def best_on_held_out(self, start: _Start, solution: Newton) -> _Candidate:
-        """The best of masked weights, start and solution. Without held-out samples: the solution."""
+    def best_on_held_out(self, start: _Start, solution: NewtonResult) -> _Candidate:
+        """The best of masked weights, start and solution. If no samples are held out: the solution."""
         solved = _Candidate("solved", solution.weight, solution.loss)
         if not self.problem.held_out:
             return solved
@@ -204,7 +211,7 @@ class _Solve:
         return replace(best, name="solved") if best.weight is solution.weight else best
 
     def _row_blocks(self) -> tuple[list[RowBlocks], list[Tensor]]:
-        """The factors of each layer's least squares, and the cross moments where the closed form is wanted."""
+        """The factors of each layer's least squares, and its cross moments if there will be a closed form."""
         settings, dtype = self.settings, self.masked.dtype
         if not self.closed_form and not settings.curvature.preconditioned:
             return [], []
@@ -214,7 +221,7 @@ class _Solve:
             moments = [self.problem.moments(index) for index in layers]
             grams, cross = [m.gram for m in moments], [m.cross for m in moments]
             ridge = settings.start.ridge
-        else:  # a preconditioner approximates the damped system
+        else:  # the preconditioner needs less: some samples, and the damping of Newton's system
             samples = settings.curvature.samples
             grams = [self.problem.gram(index, samples).to(dtype) for index in layers]
             ridge = max(settings.start.ridge, settings.newton.relative_damping)
@@ -225,13 +232,13 @@ class _Solve:
                 for gram, kept in zip(grams, masks, strict=True)
             ]
         except StatisticsError as error:
-            message = f"{self.segment.layers[0].name}: {error}; it is solved without its closed form"
+            message = f"{self.segment.layers[0].name}: {error}; this layer is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
             return [], []
         return blocks, cross
 
-    def _on_all_samples(self, start: _Start) -> Newton:
-        """Gradient and line search on all samples, products on some."""
+    def _on_all_samples(self, start: _Start) -> NewtonResult:
+        """Sub-sampled Newton: gradient and line search on all samples, curvature products on some of them."""
         inputs = [int(part.flatten(1).sum(1).max()) for part in self.unpack(self.mask)]
         samples = samples_in_products(self.settings.curvature, inputs)
         if samples < ALL_SAMPLES:
@@ -239,18 +246,18 @@ class _Solve:
             samples = self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
         narrow = self.problem.narrowed(samples)
         sampled = narrow.objective(self.settings.normalization, self.objective.precision)
-        begin = self.turn.sweep * self.settings.newton.steps
-        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, begin)
-        known = None if start.gradient is None else (start.loss, start.gradient)
+        steps_before = self.turn.sweep * self.settings.newton.steps
+        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, steps_before)
+        at_start = None if start.gradient is None else (start.loss, start.gradient)
 
         def system(at: Tensor, step: int) -> System:
             return self._system(sampled.subset(subsets(step)), at)
 
-        return newton(self.objective, system, start.weight, self.mask, self.settings.newton, known)
+        return newton(self.objective, system, start.weight, self.mask, self.settings.newton, at_start)
 
-    def _on_minibatches(self, start: _Start) -> Newton:
-        """Algorithm 2 as written: gradient, line search and products on one mini-batch after another."""
-        total = Newton(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.STEPS_DONE)
+    def _on_minibatches(self, start: _Start) -> NewtonResult:
+        """Algorithm 2 as written: gradient, line search and products on the same mini-batch, one after another."""
+        total = NewtonResult(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.STEPS_DONE)
         for part in _consecutive(self.problem.sizes[: len(self.objective.chosen)], self.settings.minibatch):
             batch = self.objective.subset(part)
 
@@ -268,49 +275,51 @@ class _Solve:
         return replace(total, loss=self.objective.loss(total.weight))
 
     def _linearized_bytes(self) -> int:
-        """For one sample."""
+        """Bytes of the linearized segment, for one sample."""
         return linearized_bytes(self.segment.cost, self.kind, self.objective.precision or self.masked.dtype)
 
     def _system(self, curvature: Objective, at: Tensor) -> System:
-        """Newton's system on kept weights, preconditioned with the row blocks."""
+        """The Newton system on the kept weights, preconditioned with the row blocks."""
         keep = self._linearized_bytes() * curvature.samples <= self.memory.products
         product = restrict(curvature.product(self.kind, at, keep), self.mask)
         if not self.settings.curvature.preconditioned or not self.blocks:
             return System(product)
         coins = torch.randint(0, 2, self.mask.shape, generator=self.turn.generator(), dtype=torch.int8)
         probe = (2 * coins.to(self.mask.device).to(at.dtype) - 1) * self.mask
-        # Rows of query and key matter far less than those of value, so there the rows are not drawn to their mean.
+        # Rows of query and key matter far less than rows of value: these must keep their own scales.
         similar_rows = self.segment.is_matched_itself
-        rows = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)), similar_rows)
-        return System(product, rows.mean_diagonal, lambda residual: self.pack(rows(self.unpack(residual))))
+        precondition = RowPreconditioner(self.blocks, self.unpack(probe), self.unpack(product(probe)), similar_rows)
+        return System(
+            product, precondition.mean_diagonal, lambda residual: self.pack(precondition(self.unpack(residual)))
+        )
 
 
 def _best(held_out: Objective, candidates: Sequence[_Candidate]) -> _Candidate:
-    """The candidate with the lowest loss on held-out samples; the first one is the masked weights.
+    """The candidate with the lowest loss on held-out samples. The first is the masked weights, the last the solution.
 
-    The last one is the solution. Where it fits the fitted samples alone, a part of the way to it may still be the best.
+    A solution may overfit the fitted samples. Then the points half and a quarter of the way to it are tried as well.
     """
 
-    def judged(candidate: _Candidate) -> _Candidate:
+    def measured(candidate: _Candidate) -> _Candidate:
         loss = held_out.loss(candidate.weight)
         return replace(candidate, held_out=loss if math.isfinite(loss) else math.inf)
 
-    candidates = [judged(candidate) for candidate in candidates]
+    candidates = [measured(candidate) for candidate in candidates]
     best, solved = min(candidates, key=lambda candidate: candidate.held_out), candidates[-1]
     if best is not solved and math.isfinite(solved.held_out):
         for name, share in _PARTS_OF_THE_WAY:
-            part = judged(_Candidate(name, best.weight + share * (solved.weight - best.weight)))
+            part = measured(_Candidate(name, best.weight + share * (solved.weight - best.weight)))
             if part.held_out < best.held_out:
                 best = part
                 break
     return replace(best, held_out_masked=candidates[0].held_out)
 
 
-def _loss_masked(start: _Start, solution: Newton) -> float:
+def _loss_masked(start: _Start, solution: NewtonResult) -> float:
     return solution.loss_before if math.isnan(start.loss_masked) else start.loss_masked
 
 
-def _report(start: _Start, solution: Newton, best: _Candidate, sweep: int) -> SolveReport:
+def _report(start: _Start, solution: NewtonResult, best: _Candidate, sweep: int) -> SolveReport:
     return SolveReport(
         sweep=sweep,
         loss_masked=_loss_masked(start, solution),
@@ -330,15 +339,15 @@ def _report(start: _Start, solution: Newton, best: _Candidate, sweep: int) -> So
     )
 
 
-def _rotating_subsets(sizes: tuple[int, ...], samples: int, turn: int) -> Callable[[int], tuple[int, ...]]:
-    """For each step, pieces with about `samples` samples: other pieces at each step and sweep."""
+def _rotating_subsets(sizes: tuple[int, ...], samples: int, steps_before: int) -> Callable[[int], tuple[int, ...]]:
+    """For each step, pieces with about `samples` samples. The next step takes the next pieces, and so does a sweep."""
     if samples >= sum(sizes):
         return lambda step: tuple(range(len(sizes)))
     count = max(1, round(samples / sizes[0]))
-    return lambda step: tuple(sorted({((turn + step) * count + i) % len(sizes) for i in range(count)}))
+    return lambda step: tuple(sorted({((steps_before + step) * count + i) % len(sizes) for i in range(count)}))
 
 
 def _consecutive(sizes: tuple[int, ...], samples: int) -> list[tuple[int, ...]]:
-    """Pieces in groups of about `samples` samples: the mini-batches of Algorithm 2."""
+    """Consecutive pieces with about `samples` samples each: the mini-batches of Algorithm 2."""
     count = max(1, round(samples / sizes[0]))
     return [tuple(range(i, min(i + count, len(sizes)))) for i in range(0, len(sizes), count)]

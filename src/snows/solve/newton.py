@@ -1,6 +1,6 @@
-"""Newton's method with conjugate gradients. Knows a loss, its gradient and products; no networks, no masks.
+"""Newton's method with conjugate gradients: the steps of the paper's Algorithm 2.
 
-How a solve ended is a value: the enumerations' texts are what the user reads in the report.
+It sees a loss, its gradient and curvature products; nothing here knows networks or layers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from .cg import CGOptions, CGOutcome, Product, conjugate_gradient, identity
 
 
 class NewtonOutcome(Enum):
+    """How a solve ended, in the words of the report."""
+
     STEPS_DONE = "all Newton steps taken"
     CONVERGED = "gradient below the tolerance"
     NO_DECREASE = "no step along the direction lowered the loss"
     NOT_FINITE = "the loss or its gradient was not finite; the start was kept"
     CLOSED_FORM = "solved in closed form"
-    NOT_ASKED = "mask only"
+    MASK_ONLY = "mask only"
 
 
 class Objective(Protocol):
-    """What Newton's method needs to know of a loss."""
+    """The loss that is minimized."""
 
     def loss(self, weight: Tensor) -> float: ...
     def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]: ...
@@ -35,6 +37,8 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class NewtonOptions:
+    """How many steps, how each one is solved and damped, and when it is accepted."""
+
     steps: int
     cg: CGOptions
     damping: float = 0.0  # Levenberg-Marquardt, absolute
@@ -44,20 +48,22 @@ class NewtonOptions:
 
 
 @dataclass(frozen=True)
-class Newton:
+class NewtonResult:
+    """The weights after the last accepted step, and how they came about."""
+
     weight: Tensor
     loss_before: float
     loss: float
     steps: int
     cg_steps: int
     outcome: NewtonOutcome
-    negative_curvature: int = 0  # how often CG met it
+    negative_curvature: int = 0  # how many CG solves met it
     gradient_norm: float = math.nan
 
 
 @dataclass(frozen=True)
 class System:
-    """One Newton system: products with B at a weight, its mean diagonal, and a preconditioner."""
+    """The linear system of one Newton step: products with B, the mean of its diagonal, and a preconditioner."""
 
     product: Product
     mean_diagonal: float = 0.0
@@ -70,15 +76,22 @@ def newton(
     weight: Tensor,
     mask: Tensor,
     options: NewtonOptions,
-    known: tuple[float, Tensor] | None = None,
-) -> Newton:
-    """Newton-CG on the kept weights. The loss never rises: a step that does not pass Armijo's test is not taken.
+    at_start: tuple[float, Tensor] | None = None,
+) -> NewtonResult:
+    """Newton's method on the kept weights. Each step solves for a direction (Algorithm 1), then searches along it.
 
-    `system_at(weight, step)` gives the curvature, which may be that of a sub-sample. `known`: the loss and its gradient
-    at the start, where they are.
+    The loss never rises: a step that fails Armijo's condition is not taken.
+
+    Args:
+        objective: The loss and its gradient.
+        system_at: The system at a weight for a step (counted from 0). Its curvature may be that of a sub-sample.
+        weight: Where to start. It is zero wherever the mask is.
+        mask: True where a weight is kept.
+        options: Steps, damping and line search.
+        at_start: The loss and the gradient at the start, if they are known.
     """
-    loss, gradient = known or objective.loss_and_gradient(weight)
-    result = Newton(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
+    loss, gradient = at_start or objective.loss_and_gradient(weight)
+    result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
     for step in range(options.steps):
         if step:
             loss, gradient = objective.loss_and_gradient(weight)
@@ -108,15 +121,18 @@ def newton(
 def line_search(
     objective: Objective, weight: Tensor, loss: float, gradient: Tensor, direction: Tensor, options: NewtonOptions
 ) -> tuple[Tensor, float] | None:
-    """Armijo's condition by halving from a full step. None if no step passes."""
+    """The first of 1, 1/2, 1/4 … times the direction that meets Armijo's condition, or None.
+
+    Returns the new weights and their loss.
+    """
     slope = float(torch.sum(direction * gradient))
     if not math.isfinite(slope) or slope >= 0:
         return None
     alpha = 1.0
     for _ in range(options.halvings + 1):
         candidate = weight + alpha * direction
-        value = objective.loss(candidate)
-        if value <= loss + alpha * options.armijo * slope and value < loss:
-            return candidate, value
+        candidate_loss = objective.loss(candidate)
+        if candidate_loss <= loss + alpha * options.armijo * slope and candidate_loss < loss:
+            return candidate, candidate_loss
         alpha /= 2
     return None

@@ -1,12 +1,13 @@
-"""The K-step loss, its gradient and its curvature products. Pure functions of one weight; knows no layer types.
+"""The K-step loss, its gradient and its curvature products: pure functions of one weight.
 
-The normalization, stated once. F_k(w) is the output of operation k, Y_k its target, for n samples of e_k elements each:
+F_k(w) is the output of operation k and Y_k its target, for n samples of e_k elements each. The normalizations are
 
-    loss(w) = sum_k c_k * ||Y_k - F_k(w)||^2,    c_k = 1                        "sum": Equation (3) as it is printed
+    loss(w) = sum_k c_k * ||Y_k - F_k(w)||^2,    c_k = 1                        "sum": Equation (3) as printed
                                                  c_k = 1 / (n e_k)              "mean"
-                                                 c_k = 1 / (n e_k var(Y_k))     "variance": each operation counts alike
+                                                 c_k = 1 / (n e_k var(Y_k))     "variance": all operations count equally
 
-Products are sums over pieces (micro-batches), so memory is bounded by the piece, not by the number of samples.
+All of them are sums over pieces (micro-batches), so memory depends on the size of a piece, not on the number of
+samples.
 """
 
 from __future__ import annotations
@@ -32,31 +33,31 @@ CurvatureKind = Literal["gauss-newton", "hessian", "fisher"]
 
 @dataclass(frozen=True)
 class Piece:
-    """One micro-batch: the outputs as a function of the weight, and what they should be (found when asked for: products
-    need no targets).
+    """One micro-batch: the outputs of the operations as a function of the weight, and their targets.
 
-    `linearize(weight, dtype)` gives the outputs and their Jacobian, held in that dtype.
+    Targets are computed when they are first read, as curvature products do not need them. `linearize(weight, dtype)`
+    gives the outputs and their Jacobian in that dtype.
     """
 
     forward: Forward
-    find_targets: Callable[[], tuple[Tensor, ...]]
+    compute_targets: Callable[[], tuple[Tensor, ...]]
     samples: int
     linearize: Linearize
 
     @cached_property
     def targets(self) -> tuple[Tensor, ...]:
-        return self.find_targets()
+        return self.compute_targets()
 
 
 class Pieces(Protocol):
-    """Micro-batches, made when asked for."""
+    """Micro-batches, made when they are read."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Piece: ...
 
 
 class SampleSplit(Protocol):
-    """How to see a tensor as one row per sample."""
+    """How to view a tensor as one row per sample."""
 
     def split(self, value: Tensor, samples: int) -> Tensor: ...
 
@@ -65,7 +66,8 @@ class SampleSplit(Protocol):
 class Objective:
     """The K-step loss over some pieces.
 
-    `weights` are the factors 1, 1 or 1 / var(Y_k) of the normalization; `chosen` are the pieces it is taken over.
+    `weights` has 1 / var(Y_k) for each operation if the normalization is "variance", else 1. `chosen` are the indices
+    of the pieces in the sum.
     """
 
     pieces: Pieces
@@ -74,14 +76,14 @@ class Objective:
     chosen: tuple[int, ...]
     sizes: tuple[int, ...]  # samples in each piece
     layouts: Sequence[SampleSplit | None] = ()
-    precision: torch.dtype | None = None  # of Jacobians, where it is not the weight's own
+    precision: torch.dtype | None = None  # of Jacobians; None: that of the weight
 
     @property
     def samples(self) -> int:
         return sum(self.sizes[index] for index in self.chosen)
 
     def subset(self, chosen: Sequence[int]) -> Objective:
-        """The same loss over other pieces, normalized by their own number of samples."""
+        """The same loss over other pieces, normalized by their number of samples."""
         return replace(self, chosen=tuple(chosen))
 
     def loss(self, weight: Tensor) -> float:
@@ -89,7 +91,7 @@ class Objective:
             losses = []
             for piece in self._chosen_pieces():
                 errors = list(piece.forward(weight))
-                torch._foreach_sub_(errors, list(piece.targets))  # all at once: launches take longer than their work
+                torch._foreach_sub_(errors, list(piece.targets))  # one launch: many would take longer than their work
                 losses.append(self._loss(piece, errors))
         return float(torch.stack(losses).sum())
 
@@ -104,13 +106,13 @@ class Objective:
         return float(torch.stack(losses).sum()), gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
-        """v -> B v at `weight`. With `keep`, pieces are linearized once and stay in memory; else for each product."""
-        make = {"gauss-newton": self._gauss_newton, "hessian": self._hessian, "fisher": self._fisher}[kind]
-        kept = [make(piece, weight) for piece in self._chosen_pieces()] if keep else None
+        """v -> B v at `weight`. `keep`: linearize every piece once and keep it, instead of once for each product."""
+        of_piece = {"gauss-newton": self._gauss_newton, "hessian": self._hessian, "fisher": self._fisher}[kind]
+        kept = [of_piece(piece, weight) for piece in self._chosen_pieces()] if keep else None
 
         def total(v: Tensor) -> Tensor:
             result = torch.zeros_like(weight)
-            for product in kept if kept is not None else (make(piece, weight) for piece in self._chosen_pieces()):
+            for product in kept if kept is not None else (of_piece(piece, weight) for piece in self._chosen_pieces()):
                 result += product(v)
             return result
 
@@ -120,7 +122,7 @@ class Objective:
         return (self.pieces[index] for index in self.chosen)
 
     def _factors(self, piece: Piece, outputs: Sequence[Tensor]) -> list[float]:
-        """c_k of the normalization; of the outputs only their sizes matter."""
+        """The factors c_k. Only the sizes of the outputs matter."""
         if self.normalization == "sum":
             return [1.0] * len(outputs)
         elements = (output.numel() / piece.samples for output in outputs)
@@ -130,7 +132,7 @@ class Objective:
         factors = self._factors(piece, errors)
         if errors[0].device.type == "cpu":
             return torch.stack([f * square_sum(error) for f, error in zip(factors, errors, strict=True)]).sum()
-        # the factors as numbers: a tensor of them would have to be sent to the device, which the host then waits for
+        # Factors are passed as numbers: the host would wait while a tensor of them is sent to the device.
         roots = [math.sqrt(factor) for factor in factors]
         return torch.stack(torch._foreach_mul(torch._foreach_norm(errors), roots)).square().sum()
 
@@ -151,7 +153,7 @@ class Objective:
         return lambda v: torch.autograd.grad(gradient, variable, v, retain_graph=True, materialize_grads=True)[0]
 
     def _fisher(self, piece: Piece, weight: Tensor) -> Product:
-        """(1/n) sum_i g_i g_i^T with g_i the gradient of sample i's own loss: Gauss-Newton of the samples' losses."""
+        """(1/n) sum_i g_i g_i^T, where g_i is the gradient of sample i's loss: Gauss-Newton of the vector of losses."""
 
         def sample_losses(variable: Tensor) -> tuple[Tensor]:
             total = torch.zeros(piece.samples, dtype=weight.dtype, device=weight.device)
@@ -160,8 +162,8 @@ class Objective:
             for output, target, factor, layout in parts:
                 if layout is None:
                     raise InputError(
-                        "the empirical Fisher needs each sample's own loss, but this network mixes samples in a way "
-                        "that was not recognized; use curvature='gauss-newton' or 'hessian'"
+                        "the empirical Fisher needs the loss of each sample, but samples could not be told apart in "
+                        "this network; use curvature='gauss-newton' or 'hessian'"
                     )
                 if self.normalization != "sum":
                     factor *= self.samples
@@ -173,12 +175,15 @@ class Objective:
 
 
 def square_sum(error: Tensor) -> Tensor:
-    """Row by row: a CPU adds squares one after another, and of a hundred million a fiftieth would be lost."""
-    rest = tuple(range(1, error.ndim)) or None
-    norms: Tensor = torch.linalg.vector_norm(error, dim=rest, dtype=torch.promote_types(error.dtype, torch.float32))
+    """The sum of squares, in double precision over rows.
+
+    A CPU adds squares one after another in float32, which loses a fiftieth of a sum of a hundred million.
+    """
+    inner = tuple(range(1, error.ndim)) or None
+    norms: Tensor = torch.linalg.vector_norm(error, dim=inner, dtype=torch.promote_types(error.dtype, torch.float32))
     return norms.double().square().sum()
 
 
 def restrict(product: Product, mask: Tensor) -> Product:
-    """The product on kept weights alone."""
+    """The product restricted to kept weights: v -> mask * B (mask * v)."""
     return lambda v: product(v * mask) * mask

@@ -1,4 +1,4 @@
-"""Several weights as one variable, for what knows only one."""
+"""Several weights as one vector, so that solvers see a single variable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packing:
-    """One after another in a vector; a single weight stays as it is."""
+    """Weights of these shapes, one after another in a vector. A single weight keeps its shape."""
 
     shapes: tuple[torch.Size, ...]
 

@@ -1,5 +1,4 @@
-"""The K-step problem of one layer, or of some that are solved together: from two activation streams to an objective and
-the moments of its closed form."""
+"""The K-step problem of a group of layers, from two activation streams that have arrived at it."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from .packing import Packing
 
 _VARIANCE_SAMPLES = 1000  # enough for a scale factor
 _LEAST_VARIANCE = 1e-12
-_POSITIONS_PER_COLUMN = 4  # so that second moments are far from singular
+_POSITIONS_PER_COLUMN = 4  # keeps second moments far from singular
 
 
-def live_in(segment: Segment, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Values:
-    """What a segment reads of one micro-batch."""
+def segment_inputs(segment: Segment, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Values:
+    """What a segment reads of one micro-batch: values of the stream, and what the prelude computes from them."""
     values = stream.read(index, {*segment.prelude.reads, *segment.body.reads})
     with torch.no_grad():
         return {**values, **segment.prelude(values, parameters)}
@@ -34,30 +33,29 @@ def live_in(segment: Segment, stream: Stream, index: int, parameters: Mapping[st
 
 @dataclass(frozen=True)
 class Teacher:
-    """What a segment's operations should give: dense weights on the dense network's activations or on the pruned
-    network's, as the stream is."""
+    """The targets of a segment: the outputs of dense weights on the activations of a stream."""
 
     segment: Segment
-    stream: Stream
+    stream: Stream  # of the dense network, or of the pruned one
     parameters: Mapping[str, Tensor]
-    outputs: Sequence[Values] | None = None  # of each micro-batch, where they are known
+    outputs: Sequence[Values] | None = None  # of each micro-batch, if they were computed before
 
     def targets(self, index: int) -> tuple[Tensor, ...]:
         if self.outputs is not None:
             return tuple(self.outputs[index][name] for name in self.segment.outputs)
-        values = live_in(self.segment, self.stream, index, self.parameters)
+        values = segment_inputs(self.segment, self.stream, index, self.parameters)
         with torch.no_grad():
-            found = self.segment.body(values, self.parameters)
-        return tuple(found[name] for name in self.segment.outputs)
+            outputs = self.segment.body(values, self.parameters)
+        return tuple(outputs[name] for name in self.segment.outputs)
 
 
 @dataclass
 class LayerProblem:
-    """Match the dense network's operations 0 … K after the segment's layers, as a function of their weights, packed.
+    """Match the dense network's operations 0 … K after the layers, as a function of their packed weights.
 
-    Objective and moments are those of the fitted samples; `held_out` names the pieces that are for judging alone.
-
-    Targets and live-in values are kept between passes while they fit `keep_bytes`, and recomputed for each pass beyond.
+    Objective and moments are of the fitted samples; `held_out` are the micro-batches of the held-out samples. Targets
+    and inputs of the segment are kept between passes if they fit in `keep_bytes`, and computed again in each pass if
+    not.
     """
 
     segment: Segment
@@ -65,8 +63,8 @@ class LayerProblem:
     pruned: Stream
     targets_from: str  # "dense-stream" or "dense-weights", see Recipe
     keep_bytes: int
-    variances: dict[str, float] = field(default_factory=dict)  # of targets, where they are known already
-    dense_outputs: Sequence[Values] | None = None  # of the dense stream's operations, where they are known
+    variances: dict[str, float] = field(default_factory=dict)  # of targets, as far as they are known; filled here
+    dense_outputs: Sequence[Values] | None = None  # of the dense network's operations, if they were computed before
     _kept: dict[int, Piece] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,10 +75,12 @@ class LayerProblem:
         stream = self.dense if self.targets_from == "dense-stream" else self.pruned
         self._teacher = Teacher(self.segment, stream, self.dense.parameters, self.dense_outputs)
         cost = self.segment.cost
-        held = cost.prelude_bytes + (cost.input_bytes if self.pruned.offloaded else 0)  # the stream holds them
+        sample_bytes = cost.prelude_bytes
+        if self.pruned.offloaded:  # inputs are copied to the device; otherwise the stream holds them there
+            sample_bytes += cost.input_bytes
         if self.dense_outputs is None:
-            held += cost.output_bytes
-        self._keeps = held * sum(self.sizes) <= self.keep_bytes
+            sample_bytes += cost.output_bytes
+        self._keeps = sample_bytes * sum(self.sizes) <= self.keep_bytes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -88,9 +88,9 @@ class LayerProblem:
     def __getitem__(self, index: int) -> Piece:
         if index in self._kept:
             return self._kept[index]
-        # The function must not hold this object, which holds the function: activations would outlive their layer until
-        # the garbage collector came round.
-        values = live_in(self.segment, self.pruned, index, self.pruned.parameters)
+        # The closures below must not hold `self`. It holds them, and in such a cycle the activations of a layer would
+        # stay in memory until the garbage collector runs.
+        values = segment_inputs(self.segment, self.pruned, index, self.pruned.parameters)
         values = {name: values[name] for name in self.segment.body.reads}
         later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
         body, outputs = self.segment.body, self.segment.outputs
@@ -116,12 +116,12 @@ class LayerProblem:
         return piece
 
     def narrowed(self, samples: int) -> LayerProblem:
-        """The same problem with no more than so many samples of each piece, where that can be."""
+        """The same problem with at most so many samples of each piece. Unchanged if samples cannot be cut off."""
         if samples >= max(self.sizes) or not self.segment.batch_first:
             return self
         dense, pruned = self.dense.narrowed(samples), self.pruned.narrowed(samples)
         outputs = self.dense_outputs
-        if outputs is not None:  # which have samples along their first axis, maybe with more inside
+        if outputs is not None:  # the first axis is the samples', or samples times something
             shares = [Fraction(new, old) for new, old in zip(dense.sizes, self.sizes, strict=True)]
             names = self.segment.outputs
             outputs = [
@@ -139,12 +139,12 @@ class LayerProblem:
         return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts, precision)
 
     def moments(self, index: int = 0) -> Moments:
-        """Of a layer's inputs, and of those with the outputs the layer itself should have."""
+        """Second moments of a layer's inputs, with themselves and with the outputs the layer itself should have."""
         layer, own = self.layers[index], self.segment.own[index]
         return in_weight_order(layer, Moments.collect(self._input_output_pairs(layer, own)))
 
     def gram(self, index: int = 0, samples: int | None = None) -> Tensor:
-        """The second moment of a layer's inputs. About so many `samples` will do, where these tell the inputs apart."""
+        """The second moment of a layer's inputs, from about so many samples (None: all)."""
         layer, pieces = self.layers[index], self.pruned.fitted
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
@@ -152,23 +152,23 @@ class LayerProblem:
         return gram_of_inputs(layer, self._inputs(layer, self.pruned, pieces))
 
     def dense_gram(self, index: int = 0) -> Tensor:
-        """The same in the dense network."""
+        """The same in the dense network, from all samples."""
         return gram_of_inputs(self.layers[index], self._inputs(self.layers[index], self.dense, self.dense.fitted))
 
     def _inputs(self, layer: Layer, stream: Stream, pieces: int) -> Iterator[Tensor]:
         return (self._input(layer, stream, index, stream.parameters) for index in range(pieces))
 
     def _input(self, layer: Layer, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Tensor:
-        """What a layer reads; where layers are solved together it may come after the first of them."""
+        """What a layer reads. Of several layers, a later one may read what the prelude computes."""
         values = stream.read(index, [layer.input])
-        x: Tensor = (values or live_in(self.segment, stream, index, parameters))[layer.input]
+        x: Tensor = (values or segment_inputs(self.segment, stream, index, parameters))[layer.input]
         return x
 
     def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
         stream = self._teacher.stream
         for index, x in enumerate(self._inputs(layer, self.pruned, self.pruned.fitted)):
-            taught = x if stream is self.pruned else self._input(layer, stream, index, self.dense.parameters)
-            y = own({layer.input: taught}, self.dense.parameters)[own.gives[0]]
+            teacher_x = x if stream is self.pruned else self._input(layer, stream, index, self.dense.parameters)
+            y = own({layer.input: teacher_x}, self.dense.parameters)[own.gives[0]]
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
                 y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
@@ -177,22 +177,36 @@ class LayerProblem:
                 yield layer.patches(part), layer.outputs(target)
 
     def _variances(self) -> list[float]:
-        """Of each operation's target over all its elements, however the samples are split into micro-batches."""
-        unknown = [k for k, name in enumerate(self.segment.outputs) if name not in self.variances]
-        count = dict.fromkeys(unknown, 0)
-        mean = dict.fromkeys(unknown, 0.0)
-        spread = dict.fromkeys(unknown, 0.0)  # sum of squared distances from the mean
-        seen = 0
-        for index in range(self.pruned.fitted) if unknown else ():
+        """Of the targets of each operation, over all elements of the first samples."""
+        names = self.segment.outputs
+        pools = {k: _Pool() for k, name in enumerate(names) if name not in self.variances}
+        samples = 0
+        for index in range(self.pruned.fitted) if pools else ():
             targets = self[index].targets
-            for k in unknown:
-                variance, own = torch.var_mean(targets[k], correction=0)
-                new, gap = targets[k].numel(), float(own) - mean[k]
-                spread[k] += new * float(variance) + gap**2 * count[k] * new / (count[k] + new)
-                count[k] += new
-                mean[k] += gap * new / count[k]
-            seen += self.sizes[index]
-            if seen >= _VARIANCE_SAMPLES:
+            for k, pool in pools.items():
+                pool.add(targets[k])
+            samples += self.sizes[index]
+            if samples >= _VARIANCE_SAMPLES:
                 break
-        self.variances.update({self.segment.outputs[k]: spread[k] / count[k] for k in unknown})
-        return [self.variances[name] for name in self.segment.outputs]
+        self.variances.update({names[k]: pool.variance for k, pool in pools.items()})
+        return [self.variances[name] for name in names]
+
+
+@dataclass
+class _Pool:
+    """The variance of numbers that arrive in parts. It does not depend on how they are cut (Chan et al. 1979)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0  # sum of squared distances from the mean
+
+    def add(self, part: Tensor) -> None:
+        variance, mean = torch.var_mean(part, correction=0)
+        new, gap = part.numel(), float(mean) - self.mean
+        self.squares += new * float(variance) + gap**2 * self.count * new / (self.count + new)
+        self.count += new
+        self.mean += gap * new / self.count
+
+    @property
+    def variance(self) -> float:
+        return self.squares / self.count

@@ -14,9 +14,10 @@ from .cg import CGOptions
 from .newton import NewtonOptions
 from .objective import CurvatureKind, Normalization
 
-ALL_SAMPLES = 1 << 62  # more than there are
+ALL_SAMPLES = 1 << 62  # more than any run has
 
-# The last stage: half a minute for ViT-Ti and for ResNet50 on a large GPU. On a CPU a tenth brings most of it.
+# The last stage takes half a minute for ViT-Ti and for ResNet50 on a large GPU. On a CPU a tenth of it is most of the
+# gain.
 _TRANSFORMER_DISTILL: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
 _CONVOLUTIONAL_DISTILL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
 _CPU_SHARE_OF_STEPS = 10
@@ -24,7 +25,7 @@ _CPU_SHARE_OF_STEPS = 10
 
 @dataclass(frozen=True)
 class StartSettings:
-    """Where a solve begins. With `closed_form`: at the least-squares weights (K=0), if they are better."""
+    """Where a solve starts. `closed_form`: at the least-squares weights (K=0), if these have a lower loss."""
 
     closed_form: bool
     ridge: float
@@ -32,17 +33,17 @@ class StartSettings:
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """Curvature products. "exact": Gauss-Newton where it equals the Hessian, the Hessian elsewhere."""
+    """Of curvature products. "exact" is Gauss-Newton where that equals the Hessian, and the Hessian elsewhere."""
 
     kind: CurvatureKind | Literal["exact"]
-    samples: int  # at most so many in a product
+    samples: int  # in one product, at most
     preconditioned: bool
-    half_precision: bool  # derivatives in bfloat16, where every operation is piecewise linear
+    half_precision: bool  # derivatives in bfloat16, if every operation of the segment is piecewise linear
 
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """The last stage. With no steps there is none."""
+    """The last stage. There is none if it has no steps."""
 
     steps: int
     batch: int
@@ -71,15 +72,15 @@ class Settings:
 
 
 def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRules | None = None) -> Settings:
-    """The settings that a recipe means for this network. `device` is its type: "cpu", "cuda" …"""
+    """The settings that a recipe means for this network. `device` is a type of device: "cpu", "cuda" …"""
     kind = kind_of(graph)
     by_word = {"auto": own_choices(kind, device, rules), "paper": paper_choices(kind)}
     open_choices = {f.name: word for f in fields(recipe) if (word := getattr(recipe, f.name)) in ("auto", "paper")}
     chosen: Any = recipe.replace(**{n: by_word[w][n] for n, w in open_choices.items() if n in by_word[w]})
-    steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps  # one step in every sweep
+    steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps
     if steps > chosen.sweeps:
         raise ArgumentError(
-            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each step takes a sweep of its own, so "
+            f"recipe: mask_steps is {steps}, sweeps {chosen.sweeps}; each step takes one sweep, so "
             "expected at least as many sweeps"
         )
     cg = CGOptions(chosen.cg_steps, chosen.cg_absolute_tolerance, chosen.cg_relative_tolerance, chosen.cg_least_gain)
@@ -104,7 +105,7 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
 
 
 def own_choices(kind: NetworkKind, device: str, rules: PatternRules | None) -> dict[str, Any]:
-    """What "auto" means: what still paid on held-out calibration data, for what it costs (docs/method.md)."""
+    """What "auto" means. Measured on held-out calibration data: the best that its cost is worth (docs/method.md)."""
     if kind.attention:
         last = _last_stage(_TRANSFORMER_DISTILL, kind.images, device)
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}

@@ -72,7 +72,9 @@ def test_a_disk_without_room_is_said(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tempfile, "mkstemp", full)
     value = torch.randn(5000)
-    with pytest.warns(snows.SnowsWarning, match=rf"stay in memory, as {folder} .* \(No space left on device\); TMPDIR"):
+    with pytest.warns(
+        snows.SnowsWarning, match=rf"stay in memory because {folder} .* \(No space left on device\); set TMPDIR"
+    ):
         assert torch.equal(on_disk(value), value)
 
 

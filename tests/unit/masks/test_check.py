@@ -91,7 +91,7 @@ BROKEN = {
         with_weight(lambda w: w * torch.rand(())),
         "it answers otherwise when asked again; expected random numbers from a seed only",
     ),
-    "masks alone": (lambda c, w, p: c.masks, r"it returns a dict; expected a snows\.masks\.Choice"),
+    "masks alone": (lambda c, w, p: c.masks, r"it returns a dict; expected a snows\.Choice"),
     "every pattern refused": (refusing, "OneLayer: it refuses every pattern that was tried"),
 }  # fmt: skip
 
@@ -124,6 +124,10 @@ def test_the_gram_matrix_is_not_to_be_changed_and_reads_is_one_of_four() -> None
         check_mask_method(Damps())
     with pytest.raises(InputError, match=r"its attribute reads is 'sparse'; expected one of \('auto', 'dense', 'pru"):
         check_mask_method(Wanda(reads="sparse"))  # type: ignore[arg-type]
+    odd = Damps()
+    object.__setattr__(odd, "takes", "everything")
+    with pytest.raises(InputError, match=r"its attribute takes is 'everything'; expected one of \('any', 'single"):
+        check_mask_method(odd)
 
 
 class WholeNetwork:

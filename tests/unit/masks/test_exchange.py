@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import snows
+from snows.devices.working_memory import working_within
 from snows.errors import ArgumentError, InputError
-from snows.linalg import rows as layout
 from snows.masks import as_method, exchange
 from snows.masks.alps import ALPS
 from snows.masks.exchange import Exchange
@@ -82,10 +82,10 @@ def test_beginning_anew_and_row_by_row_change_nothing(group: int | None, monkeyp
     assert int((found != kept).sum()) > 40
     assert torch.equal(found.sum(1), kept.sum(1))
     for anew in (1, 3):
-        monkeypatch.setattr(exchange, "_BEFORE_ANEW", anew)
+        monkeypatch.setattr(exchange, "_EXCHANGES_BETWEEN_STARTS", anew)
         assert torch.equal(exchange.exchange(rows, gram, which, kept, group, 1e-9), found)
-    monkeypatch.setattr(layout, "_CPU_BYTES", 1)
-    assert torch.equal(exchange.exchange(rows, gram, which, kept, group, 1e-9), found)
+    with working_within(1):
+        assert torch.equal(exchange.exchange(rows, gram, which, kept, group, 1e-9), found)
 
 
 @pytest.mark.parametrize("pattern", [NM(1, 4), NM(2, 4), Unstructured(0.75)], ids=str)
@@ -105,7 +105,7 @@ def test_names_and_what_is_no_start() -> None:
     assert as_method("exchange") == Exchange()
     assert as_method("obc+exchange") == Exchange("obc")
     snows.check_mask_method("wanda+exchange")
-    with pytest.raises(ArgumentError, match=r"'magnitude', which chooses all layers' masks together; expected .*'obc'"):
+    with pytest.raises(ArgumentError, match=r"'magnitude', which chooses the masks of all layers .*'obc', 'alps'$"):
         as_method("magnitude+exchange")
     with pytest.raises(ArgumentError, match="mask 'nonsense' is not known"):
         Exchange("nonsense")

@@ -1,4 +1,4 @@
-"""The empirical Fisher against explicit inverses, and WoodFisher, which is made of it."""
+"""The empirical Fisher matrix against explicit sums and inverses."""
 
 from __future__ import annotations
 
@@ -62,29 +62,6 @@ def test_the_joint_update_is_the_ridge_solution_and_that_of_the_pruned_block(kep
     inverse = torch.linalg.inv(fisher_of(g, damping))
     price = torch.linalg.solve(inverse[~kept][:, ~kept], w[~kept])
     torch.testing.assert_close(found, w - inverse[:, ~kept] @ price, rtol=1e-7, atol=1e-9)
-
-
-def test_woodfisher_by_its_definition() -> None:
-    network = FakeNetwork(TWO_LAYERS, Unstructured(0.4, "uniform"))
-    method = WoodFisher(damping=1e-2, block=5)
-    choice = method.choose(network)
-    for name, weight in network.weights.items():
-        w = weight.flatten()
-        saliency, changes = torch.empty_like(w), []
-        for part in slices(len(w), 5):
-            inverse = torch.linalg.inv(fisher_of(network.rows[name][:, part], 1e-2))
-            saliency[part] = w[part] ** 2 / inverse.diagonal()
-            changes.append((part, inverse))
-        removed = round(0.4 * len(w))
-        gone = saliency.argsort()[:removed].tolist()
-        assert (~choice.masks[name].flatten()).nonzero().flatten().tolist() == sorted(gone)
-        expected = w.clone()
-        for part, inverse in changes:
-            for q in (p for p in gone if part.start <= p < part.stop):
-                own = inverse[:, q - part.start]
-                expected[part] -= own * w[q] / own[q - part.start]
-        expected[gone] = 0
-        torch.testing.assert_close(choice.weights[name].flatten(), expected, rtol=1e-7, atol=1e-9)
 
 
 def test_fisher_methods_use_the_mean_of_a_batch_and_the_gradients_asked_for() -> None:

@@ -152,10 +152,11 @@ def test_uniform_is_the_same_share_of_every_layer() -> None:
     ("pattern", "shapes", "warned"),
     [
         (Unstructured(0.7), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1), "c": (8, 1, 5, 5)}, True),
-        (Unstructured(0.7, "uniform"), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # meant
+        (Unstructured(0.5), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1), "c": (8, 1, 5, 5)}, True),
+        (Unstructured(0.7, "uniform"), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # explicit
         (Unstructured(0.7, "global"), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),
-        (Unstructured(0.3), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # little
-        (Unstructured(0.7), {"a": (8, 1, 3, 3)}, False),  # nothing else to take it from
+        (Unstructured(0.49), {"a": (8, 1, 3, 3), "b": (8, 8, 1, 1)}, False),  # harmless
+        (Unstructured(0.7), {"a": (8, 1, 3, 3)}, False),  # no other layer to remove more of
         (Unstructured(0.7), {"a": (8, 2, 3, 3), "b": (8, 1)}, False),  # not depthwise
     ],
 )
@@ -165,7 +166,7 @@ def test_the_same_share_of_depthwise_layers_is_worth_a_warning(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         spread(FakeMeasured(shapes), pattern)
-    words = "of 2 depthwise ones, which have as few as 9 weights for an output; '0.7 global' spares them"
+    words = f"of 2 depthwise ones, which have as few as 9 weights for an output; write '{pattern} global' to spare"
     assert [words in str(warning.message) for warning in caught] == [True] * warned
 
 

@@ -17,7 +17,7 @@ from snows.data import embedded
 from snows.errors import InputError
 from snows.graph import Graph, capture
 from snows.graph.channels import find_spaces
-from snows.patterns import NM, Pattern, Unstructured, permutation
+from snows.patterns import NM, Group, Pattern, Unstructured, permutation
 from snows.patterns.permutation import Permuted, _gains, best_order, kept_magnitude, permute_channels
 from tests import networks
 
@@ -169,9 +169,14 @@ def everywhere(graph: Graph, pattern: Pattern) -> dict[str, Pattern]:
     return {layer.parameter: pattern for layer in graph.layers if not layer.refusal}
 
 
+def reordered(model: nn.Module, graph: Graph, patterns: dict[str, Pattern], x: Any, seed: int = 0) -> Permuted:
+    """A copy of the model, re-ordered in place."""
+    return permute_channels(copy.deepcopy(model), graph, patterns, *networks.call_arguments(x), seed=seed)
+
+
 def permuted(model: nn.Module, x: Any, pattern: Pattern = NM(1, 4), seed: int = 0) -> Permuted:  # noqa: B008  # frozen
     graph = capture(model, *networks.call_arguments(x))
-    return permute_channels(model, graph, everywhere(graph, pattern), *networks.call_arguments(x), seed=seed)
+    return reordered(model, graph, everywhere(graph, pattern), x, seed)
 
 
 def assert_same_function(model: nn.Module, other: nn.Module, x: Any, tolerance: float = 1e-12) -> None:
@@ -207,7 +212,7 @@ def test_function_stays_while_weights_move(name: str) -> None:
 def test_function_stays_in_every_network(name: str) -> None:
     model, graph = networks.captured(name)
     x = networks.example(name, 3)
-    result = permute_channels(model, graph, everywhere(graph, NM(1, 2)), *networks.call_arguments(x))
+    result = reordered(model, graph, everywhere(graph, NM(1, 2)), x)
     assert_same_function(model, result.model, x)
     assert all(space.kept_after >= space.kept_before for space in result.spaces)
 
@@ -336,7 +341,7 @@ def test_best_order_of_eight_channels(n: int, rows: int) -> None:
     halves = [(0, *rest) for rest in combinations(range(1, 8), 3)]
     orders = [torch.tensor([*half, *(c for c in range(8) if c not in half)]) for half in halves]
     for _ in range(5):
-        magnitudes = {NM(n, 4): torch.rand(8, rows, generator=generator, dtype=torch.float64) ** 3}
+        magnitudes = {Group(4, n): torch.rand(8, rows, generator=generator, dtype=torch.float64) ** 3}
         best = max(float(kept_magnitude(magnitudes, order).sum()) for order in orders)
         found = float(kept_magnitude(magnitudes, best_order(magnitudes, generator)).sum())
         assert found == pytest.approx(best, rel=1e-12)
@@ -346,14 +351,14 @@ def test_kept_magnitude_is_that_of_the_best_mask() -> None:
     weight = torch.randn(6, 16, 3, 3, dtype=torch.float64)
     order = torch.randperm(16)
     for pattern in (NM(1, 4), NM(2, 4), NM(3, 8)):
-        kept = kept_magnitude({pattern: weight.abs().movedim(1, 0).flatten(1)}, order)
+        kept = kept_magnitude({pattern.group: weight.abs().movedim(1, 0).flatten(1)}, order)
         moved = weight[:, order].abs()
         assert float(kept.sum()) == pytest.approx(float((moved * pattern.best_mask(moved)).sum()), rel=1e-12)
 
 
 def test_gains_are_what_each_swap_adds() -> None:
-    rows = {pattern: torch.rand(16, 5, dtype=torch.float64) ** 2 for pattern in (NM(2, 4), NM(3, 8), NM(1, 2))}
-    rows[NM(2, 4)][:, 0] = 1.0  # ties
+    rows = {pattern: torch.rand(16, 5, dtype=torch.float64) ** 2 for pattern in (Group(4, 2), Group(8, 3), Group(2, 1))}
+    rows[Group(4, 2)][:, 0] = 1.0  # ties
     order = torch.randperm(16)
     gains = _gains(rows, order, 1)[0]
     for i, j in combinations(range(16), 2):
@@ -365,7 +370,10 @@ def test_gains_are_what_each_swap_adds() -> None:
 
 def test_many_channels_are_searched_in_parties() -> None:
     generator = torch.Generator().manual_seed(0)
-    rows = {NM(2, 4): torch.rand(148, 20, generator=generator) ** 3, NM(1, 2): torch.rand(148, 7, generator=generator)}
+    rows = {
+        Group(4, 2): torch.rand(148, 20, generator=generator) ** 3,
+        Group(2, 1): torch.rand(148, 7, generator=generator),
+    }
     order = best_order(rows, generator)
     assert torch.equal(order.sort().values, torch.arange(148))
     assert float(kept_magnitude(rows, order).sum()) > 1.02 * float(kept_magnitude(rows, torch.arange(148)).sum())
@@ -374,8 +382,8 @@ def test_many_channels_are_searched_in_parties() -> None:
 def test_two_patterns_on_one_stream() -> None:
     model, x = made(FREE["residual"][0]), samples(IMAGES)
     graph = capture(model, (x,), {})
-    patterns = {"5.conv1.weight": NM(2, 4), "8.weight": NM(1, 8)}
-    result = permute_channels(model, graph, patterns, (x,), {})
+    patterns: dict[str, Pattern] = {"5.conv1.weight": NM(2, 4), "8.weight": NM(1, 8)}
+    result = reordered(model, graph, patterns, x)
     assert [set(space.consumers) for space in result.spaces] == [set(patterns)]
     assert result.kept_after > result.kept_before
     assert_same_function(model, result.model, x)
@@ -389,14 +397,18 @@ def test_a_second_run_is_identical() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*(state.values() for state in states), strict=True))
 
 
-def test_the_model_given_stays_as_it_was() -> None:
+def test_the_model_is_re_ordered_in_place_and_keeps_its_mode() -> None:
     model, x = made(FREE["residual"][0]), samples(IMAGES)
     graph = capture(model, (x,), {})
+    before = copy.deepcopy(model)
     model.train()
-    before = copy.deepcopy(model.state_dict())
+    parameters = dict(model.named_parameters())
     result = permute_channels(model, graph, everywhere(graph, NM(2, 4)), (x,), {})
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(module.training for module in [*model.modules(), *result.model.modules()])
+    assert result.model is model
+    assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
+    assert all(module.training for module in model.modules())
+    assert_same_function(before, model.eval(), x)
+    assert not torch.equal(before.state_dict()["8.weight"], model.state_dict()["8.weight"])
 
 
 def test_half_precision_keeps_its_dtype() -> None:
@@ -418,7 +430,7 @@ def test_embedded_network(pattern: NM) -> None:
     model = embedded.model()
     x = embedded.images()[0][:16]
     graph = capture(model, (x,), {})
-    result = permute_channels(model, graph, everywhere(graph, pattern), (x,), {})
+    result = reordered(model, graph, everywhere(graph, pattern), x)
     assert_same_function(model, result.model, x, 1e-5)
     streams = [set(space.consumers) for space in result.spaces if len(space.consumers) > 1]
     blocks = {stage: {f"layer{stage}.{block}.conv1.weight" for block in (0, 1, 2)} for stage in (1, 2, 3)}

@@ -209,14 +209,14 @@ def test_the_preconditioner_scales_rows_by_the_true_product() -> None:
     torch.testing.assert_close(precondition([product(v)])[0], v, rtol=1e-8, atol=1e-9)
 
 
-def test_rows_that_are_alike_are_drawn_to_their_mean() -> None:
+def test_similar_rows_are_drawn_to_their_mean() -> None:
     """A probe's noise, even below zero, moves the scale of a row by a factor of two at most."""
     made, _ = blocks(kept_share=2.0)
     made = RowBlocks(made.gram, torch.ones_like(made.kept), 0.0, torch.float64)
     estimates = torch.tensor([-5.0, 0.0, 1.0, 2.0, 4.0, 5.0], dtype=torch.float64)
     probe = torch.ones(6, 7, dtype=torch.float64)
     v = torch.randn(6, 7, generator=torch.Generator().manual_seed(12), dtype=torch.float64)
-    precondition = RowPreconditioner([made], [probe], [(estimates / 7)[:, None].expand(6, 7)], alike=True)
+    precondition = RowPreconditioner([made], [probe], [(estimates / 7)[:, None].expand(6, 7)], similar_rows=True)
     drawn = (estimates.clamp(min=0) + 2) / 2  # 2 is their mean
     expected = made.solve(v) * (made.trace / drawn)[:, None]
     torch.testing.assert_close(precondition([v])[0], expected)

@@ -221,7 +221,7 @@ def test_a_constant_target_does_not_blow_up_the_variance_normalization() -> None
     given[0], given[1]  # both pieces are kept from here on
     for index, piece in list(given._kept.items()):
         zeros = tuple(torch.zeros_like(target) for target in piece.targets)
-        given._kept[index] = replace(piece, find_targets=lambda zeros=zeros: zeros)
+        given._kept[index] = replace(piece, compute_targets=lambda zeros=zeros: zeros)
     weight = weight_of("mlp", "4.weight")
     assert torch.isfinite(torch.tensor(given.objective("variance").loss(weight)))
 
@@ -231,7 +231,7 @@ def test_fisher_refuses_samples_it_cannot_tell_apart() -> None:
     unknown = Objective(
         objective.pieces, objective.weights, "mean", objective.chosen, objective.sizes, layouts=(None, None)
     )
-    with pytest.raises(InputError, match="empirical Fisher needs each sample's own loss"):
+    with pytest.raises(InputError, match="empirical Fisher needs the loss of each sample"):
         unknown.product("fisher", weight_of("mlp", "2.weight"), keep=True)
 
 
