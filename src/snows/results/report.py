@@ -184,7 +184,7 @@ def finite(data: Any) -> Any:
 
 
 def fold(events: Iterable[Event]) -> Report:
-    """The report of a run, from its events so far. Other events than those that it knows are ignored."""
+    """The report of a run from its events. Unknown events are ignored; without the last ones it is unfinished."""
     report = Report()
     for event in events:
         _add(event, report)

@@ -47,7 +47,7 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
     """Load the weights of a saved result into a model.
 
     The files that are read must be as they were written: their checksums are compared with the manifest. (Folders of
-    versions of snows that wrote no manifest are read as they are.) `snows.verify` checks all files, and what they say.
+    versions of snows that wrote no manifest are not checked.) `snows.verify` checks all files and their contents.
 
     Args:
         directory: A folder that `Result.save` or `snows prune --out` wrote.
