@@ -65,11 +65,10 @@ class RowBlocks:
             raise StatisticsError("the layer's inputs are not finite (NaN or infinity in the data or an earlier layer)")
         self.rows_per_group = kept.shape[0] // gram.shape[0]
         counts = kept.sum(1).double()
-        device = gram.device.type if gram.device.type in _MAX_FLOPS else "cpu"
-        size = float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
-        self.exact = float(counts.pow(3).sum()) / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
-        offloads = device_bytes is not None and size > device_bytes
-        self._stored_on = torch.device("cpu") if offloads else gram.device
+        most_flops, most_bytes = (limits.get(gram.device.type, limits["cpu"]) for limits in (_MAX_FLOPS, _MAX_BYTES))
+        size = float(counts.pow(2).sum()) * dtype.itemsize
+        self.exact = float(counts.pow(3).sum()) / 3 <= most_flops and size <= most_bytes
+        self.offloads = device_bytes is not None and size > device_bytes
         self._chunk_bytes = chunk_bytes
         self._inverses: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, columns, inverses
         if self.exact:
@@ -123,9 +122,9 @@ class RowBlocks:
 
     def _stored(self, inverse: Tensor) -> Tensor:
         """The inverse on the device, or offloaded to host memory."""
-        if self._stored_on == inverse.device:
+        if not self.offloads or inverse.device.type == "cpu":
             return inverse
-        on_host = torch.empty_like(inverse, device=self._stored_on, pin_memory=inverse.device.type == "cuda")
+        on_host = torch.empty_like(inverse, device="cpu", pin_memory=inverse.device.type == "cuda")
         return on_host.copy_(inverse, non_blocking=True)
 
     def _diagonal(self) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,8 +12,9 @@ from torch import Tensor, nn
 import snows.solve.least_squares as rows
 from snows import Recipe, prune
 from snows.data.moments import Moments
-from snows.errors import InputError
+from snows.errors import InputError, StatisticsError
 from snows.linalg.gram import CHUNK_BYTES, inverse_root, inverted
+from snows.solve.cg import CGOptions
 from snows.solve.least_squares import RowBlocks, RowPreconditioner
 from snows.solve.newton import NewtonOutcome
 from tests.networks import make
@@ -164,6 +168,100 @@ def test_conjugate_gradients_take_over_where_factors_are_too_large(monkeypatch: 
     assert not found[~iterative.kept].any()
 
 
+def kept_counts(*counts: int) -> tuple[Tensor, Tensor]:
+    """Unit statistics of eight inputs, and rows that keep so many of them."""
+    kept = torch.arange(8) < torch.tensor(counts)[:, None]
+    return torch.eye(8, dtype=torch.float64)[None], kept
+
+
+@pytest.mark.parametrize(("spare", "exact"), [(0, True), (-1e-3, False)])
+def test_factors_are_formed_within_flops_and_bytes(spare: float, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gram, kept = kept_counts(8, 6, 3)
+    monkeypatch.setattr(rows, "_MAX_FLOPS", {"cpu": (512 + 216 + 27) / 3 + spare, "cuda": 1.0})
+    assert RowBlocks(gram, kept, 0.0, torch.float64).exact == exact
+    monkeypatch.setattr(rows, "_MAX_FLOPS", {"cpu": 1e9, "cuda": 1.0})
+    for dtype, size in ((torch.float64, 8), (torch.float32, 4)):
+        monkeypatch.setattr(rows, "_MAX_BYTES", {"cpu": (64 + 36 + 9) * size + spare, "cuda": 1})
+        assert RowBlocks(gram, kept, 0.0, dtype).exact == exact
+
+
+@pytest.mark.parametrize(
+    ("device_bytes", "offloads"), [(None, False), ((64 + 36 + 9) * 4, False), ((64 + 36 + 9) * 4 - 1, True)]
+)
+def test_factors_that_do_not_fit_are_offloaded(device_bytes: int | None, offloads: bool) -> None:
+    gram, kept = kept_counts(8, 6, 3)
+    made = RowBlocks(gram, kept, 0.0, torch.float32, device_bytes)
+    assert made.offloads == offloads
+    rhs = torch.randn(3, 8, dtype=torch.float64)
+    torch.testing.assert_close(made.solve(rhs), rhs * kept, rtol=1e-6, atol=1e-6)
+    assert made.solve(rhs).dtype == torch.float64
+
+
+@pytest.mark.gpu
+def test_offloaded_factors_give_the_same_solution() -> None:
+    made, _ = blocks()
+    gram, kept = made.gram.cuda(), made.kept.cuda()
+    here, there = (RowBlocks(gram, kept, 1e-3, torch.float64, device_bytes) for device_bytes in (None, 0))
+    assert {inverse.device.type for *_, inverse in here._inverses} == {"cuda"}
+    assert {inverse.device.type for *_, inverse in there._inverses} == {"cpu"}
+    rhs = torch.randn(6, 7, dtype=torch.float64)
+    assert torch.equal(here.solve(rhs), there.solve(rhs))
+
+
+@pytest.mark.parametrize(("given", "last"), [(0.0, "10"), (1e-6, "1e+06")])
+def test_statistics_that_stay_singular_are_an_error(given: float, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The damping is raised twelve times: by a factor of ten, from 1e-10 at least."""
+    dampings: list[float] = []
+
+    def never(block: Tensor) -> None:
+        dampings.append(float(block[0, 0, 0]) - 1)
+
+    monkeypatch.setattr(rows, "inverted", never)
+    with pytest.raises(StatisticsError, match=rf"stay singular at a relative damping of {re.escape(last)}; are all"):
+        RowBlocks(*kept_counts(2), given, torch.float64)
+    first = [given] if given else [0.0, 1e-10]
+    expected = [*first, *(first[-1] * 10**step for step in range(1, 13 - len(first)))]
+    assert dampings == pytest.approx(expected, abs=1e-15, rel=1e-3)
+
+
+def test_the_damping_is_relative_to_the_mean_diagonal() -> None:
+    gram = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64))[None]
+    made = RowBlocks(gram, torch.ones(1, 2, dtype=torch.bool), 0.5, torch.float64)
+    assert made.mean_diagonal == 2.0
+    expected = torch.tensor([[1 / (1 + 1.0), 1 / (3 + 1.0)]], dtype=torch.float64)
+    torch.testing.assert_close(made.solve(torch.ones(1, 2, dtype=torch.float64)), expected)
+    dead = RowBlocks(torch.zeros(1, 2, 2, dtype=torch.float64), torch.ones(1, 2).bool(), 0.5, torch.float64)
+    assert dead.mean_diagonal == 1.0
+
+
+def test_without_factors_the_diagonal_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_MAX_FLOPS", {"cpu": 0.0})
+    gram = torch.tensor([[[2.0, 1.0], [1.0, 4.0]], [[6.0, 0.0], [0.0, 8.0]]], dtype=torch.float64)
+    kept = torch.tensor([[True, True], [True, False], [True, True], [False, True]])
+    made = RowBlocks(gram, kept, 0.1, torch.float64)
+    damped = torch.tensor([[2.5, 4.5], [2.5, 4.5], [6.5, 8.5], [6.5, 8.5]], dtype=torch.float64)
+    rhs = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(made.solve(rhs), rhs / damped * kept)
+    assert made.trace.tolist() == [6.0, 2.0, 14.0, 8.0]
+
+
+@pytest.mark.parametrize(("exact", "steps", "tolerance"), [(True, 15, 1e-12), (False, 50, 1e-4)])
+def test_how_far_least_squares_is_solved(
+    exact: bool, steps: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cross = blocks()
+    made.exact = exact
+    seen: list[tuple[Any, ...]] = []
+    solve = rows.conjugate_gradient
+    monkeypatch.setattr(rows, "conjugate_gradient", lambda *given: seen.append(given) or solve(*given))
+    made.refit(torch.zeros(6, 7), cross)
+    _, rhs, options, precondition, damping = seen[0]
+    assert options == CGOptions(steps, relative_tolerance=tolerance)
+    assert precondition == made.solve
+    assert damping == 1e-3 * made.mean_diagonal
+    assert not rhs[~made.kept].any()
+
+
 def test_the_whole_run_agrees_without_factors(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> Tensor:
         recipe = LEAST_SQUARES.replace(ridge=1e-6)
@@ -220,6 +318,27 @@ def test_similar_rows_are_drawn_to_their_mean() -> None:
     drawn = (estimates.clamp(min=0) + 2) / 2  # 2 is their mean
     expected = made.solve(v) * (made.trace / drawn)[:, None]
     torch.testing.assert_close(precondition([v])[0], expected)
+    assert precondition.mean_diagonal == pytest.approx(float(drawn.sum()) / 42)
+
+
+def test_rows_that_are_not_similar_keep_their_own_estimates() -> None:
+    """But for the least of them, a thousandth of the mean."""
+    made, _ = blocks(kept_share=2.0)
+    estimates = torch.tensor([-5.0, 0.0, 1.0, 2.0, 4.0, 5.0], dtype=torch.float64)
+    probe, v = torch.ones(6, 7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
+    precondition = RowPreconditioner([made], [probe], [(estimates / 7)[:, None].expand(6, 7)])
+    own = estimates.clamp(min=2e-3)
+    torch.testing.assert_close(precondition([v])[0], made.solve(v) * (made.trace / own)[:, None])
+    assert precondition.mean_diagonal == pytest.approx(float(own.sum()) / int(made.kept.sum()))
+
+
+def test_rows_of_weights_that_are_solved_together_have_one_mean() -> None:
+    made, _ = blocks(kept_share=2.0)
+    probe, v = torch.ones(6, 7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
+    products = [torch.full((6, 7), value / 7, dtype=torch.float64) for value in (1.0, 5.0)]
+    precondition = RowPreconditioner([made, made], [probe, probe], products, similar_rows=True)
+    for solved, drawn in zip(precondition([v, v]), (2.0, 4.0), strict=True):  # half of the way to 3
+        torch.testing.assert_close(solved, made.solve(v) * (made.trace / drawn)[:, None])
 
 
 def test_statistics_that_are_not_finite_are_refused() -> None:
