@@ -2,8 +2,8 @@
 
     python scripts/mutate.py --sample 60 --seed 1 --out mutants.json
 
-A mutant is killed when a test fails. Tests of the same module run first, then those of the room, then all the others:
-a mutant that survives has survived the whole default suite.
+A mutant is killed when a test fails. Tests of the same module run first, then those of the room, then those of the
+whole (integration and properties).
 """
 
 from __future__ import annotations
@@ -130,11 +130,7 @@ def stages(file: str) -> list[list[str]]:
     _, _, room, module = Path(file).with_suffix("").parts
     unit = ROOT / "tests" / "unit" / room
     own = sorted(str(path.relative_to(ROOT)) for path in unit.glob(f"test_{module}*.py"))
-    return [
-        *([own] if own else []),
-        [str(unit.relative_to(ROOT))],
-        ["tests/integration", "tests/property", "tests/unit"],
-    ]
+    return [*([own] if own else []), [str(unit.relative_to(ROOT))], ["tests/integration", "tests/property"]]
 
 
 def killed_by(mutant: Mutant, tree: Path) -> str | None:

@@ -85,6 +85,9 @@ BROKEN = {
     "weights changed in place": (in_place, "it changes the weights it is given; expected work on a copy"),
     "weights that are removed and not zero": (with_weight(lambda w: w + 1), "linear is not zero where it is removed"),
     "weights that are not finite": (with_weight(lambda w: w / 0), "its weight of linear is not finite"),
+    "one weight that is not finite": (
+        with_weight(lambda w: w.where(w.abs() < w.abs().max(), torch.inf)), "its weight of linear is not finite",
+    ),
     "weights in double precision": (with_weight(torch.Tensor.double), r"torch\.float64 of shape \(6, 8\); expected as"),
     "weights that are flat": (with_weight(torch.flatten), r"of linear is torch\.float32 of shape \(48,\); expected as"),
     "chance": (

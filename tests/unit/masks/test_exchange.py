@@ -115,3 +115,16 @@ def test_singular_moments_ask_for_damping() -> None:
     rows, gram, which, kept = wide_problem(4)
     with pytest.raises(InputError, match="raise the damping of Exchange"):
         exchange.exchange(rows, torch.zeros_like(gram), which, kept, 4)
+
+
+@pytest.mark.parametrize("group", [4, None])
+def test_the_error_is_kept_up_to_date(group: int | None) -> None:
+    """Searches end where the gain is a small share of it."""
+    rows, gram, which, kept = wide_problem(group)
+    tableaus = exchange._Tableaus(rows, gram, which, kept, group or 1)
+    improving = torch.ones(len(rows), dtype=torch.bool)
+    for _ in range(3):
+        improving = tableaus.exchange_one(improving, 1e-9, in_groups=group is not None)
+        for r, row in enumerate(rows.numpy()):
+            expected = error_of(row, gram[which[r]].numpy(), tableaus.kept[r].numpy())
+            assert float(tableaus._error[r]) == pytest.approx(expected, rel=1e-6)

@@ -66,6 +66,8 @@ def test_two_budgets_take_what_is_worth_nothing_if_nothing_else_fits() -> None:
     value, cost = torch.tensor([1.0, 0.0, 0.9], dtype=torch.float64), torch.tensor([10.0, 9.0, 10.0]).double()
     assert two_budgets(value, cost, 1, 9.0).tolist() == [False, True, False]
     assert two_budgets(value, cost, 2, 19.0).tolist() == [True, True, False]
+    value, cost = torch.tensor([1.0, 0.0, 0.9], dtype=torch.float64), torch.tensor([10.0, 9.0, 1.0]).double()
+    assert two_budgets(value, cost, 2, 10.0).tolist() == [False, True, True]  # the smallest step of cost decides
 
 
 def test_falcon_without_flops_has_chitas_support() -> None:

@@ -118,6 +118,9 @@ def test_apportion_keeps_whole_numbers_that_fit_already() -> None:
     assert apportion([3, 5, 0], [10, 10, 10], [(0, 10)] * 3, 8) == [3, 5, 0]
     assert apportion([3.0, 5.0], [10, 30], [(0, 10), (0, 30)], 12) == [4, 8]  # moved by a tenth of each
     assert apportion([9.0, 9.0], [10, 10], [(0, 9), (0, 9)], 19) in ([10, 9], [9, 10])  # the sum comes first
+    # moved to 1.6 and 2.4: the larger remainder is rounded up, not the layer that ends at its bound
+    assert apportion([1.5, 2.3], [10, 10], [(0, 10), (0, 3)], 4) == [2, 2]
+    assert sorted(apportion([1.0, 1.0], [1, 1], [(1, 1), (1, 1)], 1)) == [0, 1]  # also where a layer ends with none
 
 
 @settings(max_examples=40)

@@ -18,7 +18,7 @@ from snows.errors import InputError
 from snows.graph import Graph, capture
 from snows.graph.channels import find_spaces
 from snows.patterns import NM, Group, Pattern, Unstructured, permutation
-from snows.patterns.permutation import Permuted, _gains, best_order, kept_magnitude, permute_channels
+from snows.patterns.permutation import Permuted, _compare, _gains, best_order, kept_magnitude, permute_channels
 from tests import networks
 
 
@@ -443,3 +443,14 @@ def test_embedded_network(pattern: NM) -> None:
     assert len(result.spaces) == 3 + 9
     assert all(space.kept_after > space.kept_before for space in result.spaces)
     assert result.kept_after > result.kept_before + 0.008
+
+
+@pytest.mark.parametrize(
+    ("dtype", "close", "far"),
+    [(torch.float64, 1e-10, 1e-8), (torch.float32, 1e-4, 1e-2), (torch.bfloat16, 1e-2, 0.3)],
+)
+def test_outputs_may_differ_by_rounding_only(dtype: torch.dtype, close: float, far: float) -> None:
+    model, expected = nn.Linear(2, 2).to(dtype), torch.tensor([100.0, 0.0], dtype=dtype)
+    _compare(model, [expected], [expected + 100 * close])
+    with pytest.raises(InputError, match="gives other outputs than before"):
+        _compare(model, [expected], [expected + 100 * far])
