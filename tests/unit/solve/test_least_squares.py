@@ -332,6 +332,14 @@ def test_rows_that_are_not_similar_keep_their_own_estimates() -> None:
     assert precondition.mean_diagonal == pytest.approx(float(own.sum()) / int(made.kept.sum()))
 
 
+def test_a_curvature_that_vanishes_at_the_probe_is_survived() -> None:
+    made, _ = blocks(kept_share=2.0)
+    probe, v = torch.ones(6, 7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
+    precondition = RowPreconditioner([made], [probe], [torch.zeros(6, 7, dtype=torch.float64)])
+    torch.testing.assert_close(precondition([v])[0], made.solve(v) * made.trace[:, None] * 1e30)
+    assert 0 < precondition.mean_diagonal < 1e-29
+
+
 def test_rows_of_weights_that_are_solved_together_have_one_mean() -> None:
     made, _ = blocks(kept_share=2.0)
     probe, v = torch.ones(6, 7, dtype=torch.float64), torch.randn(6, 7, dtype=torch.float64)
@@ -341,8 +349,10 @@ def test_rows_of_weights_that_are_solved_together_have_one_mean() -> None:
         torch.testing.assert_close(solved, made.solve(v) * (made.trace / drawn)[:, None])
 
 
-def test_statistics_that_are_not_finite_are_refused() -> None:
-    gram = torch.full((1, 2, 2), torch.nan, dtype=torch.float64)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_statistics_that_are_not_finite_are_refused(bad: float) -> None:
+    gram = torch.eye(2, dtype=torch.float64)[None]
+    gram[0, 0, 1] = bad
     with pytest.raises(InputError, match="inputs are not finite"):
         RowBlocks(gram, torch.ones(3, 2, dtype=torch.bool), 0.0, torch.float64)
 
