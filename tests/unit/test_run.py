@@ -350,6 +350,22 @@ def test_weights_of_a_mask_method_are_where_solves_start_while_masks_are_new() -
         assert (run.weights[name] == 2.0).all()
 
 
+def test_weights_of_a_layer_method_are_where_its_layer_starts() -> None:
+    class Halving:
+        reads = "pruned"
+
+        def choose_layer(self, name: str, weight: Tensor, gram: Tensor, pattern: Any) -> Choice:
+            mask = pattern.best_mask(weight.abs())
+            return Choice({name: mask}, {name: weight * mask / 2})
+
+    with open_run(task(mask=Halving())) as run:
+        group = next(run.sweep(0))
+        name = group[0].layer.parameter
+        before = run.weights[name]
+        run.choose(group)
+        assert torch.equal(run.weights[name], before * run.choose(group)[name] / 2)
+
+
 def test_layer_methods_choose_once_for_each_new_mask() -> None:
     calls: list[str] = []
 
@@ -456,6 +472,17 @@ def test_permuting_needs_groups_and_no_given_masks() -> None:
     ):
         with pytest.raises(ArgumentError, match=words), open_run(asked):
             pass
+
+
+def test_permuting_needs_one_layer_with_groups() -> None:
+    patterns = PatternRules.parse({"conv1": "2:4", "*": 0.5})
+    with open_run(task("residual", permute=True, rules=patterns)) as run:
+        assert any(isinstance(event, ChannelsPermuted) for event in run.events)
+
+
+def test_a_run_needs_layers() -> None:
+    with pytest.raises(InputError, match=r"^no layer can be pruned"), open_run(task(exclude=("3", "7"))):
+        pass
 
 
 def test_a_journal_of_the_same_call_is_accepted_and_of_another_refused(tmp_path: Path) -> None:

@@ -190,6 +190,39 @@ def test_jacobians_are_kept_if_all_of_them_fit() -> None:
         assert products == 600 * kept + 270 * min(taken, 200)
 
 
+@pytest.mark.parametrize(
+    ("choices", "fitting", "size"),
+    [
+        ({"minibatch": 300}, 180, 870 * 200),  # a piece at a time, though 180 would fit
+        ({"product_samples": None}, 450, 870 * 200),
+        ({"product_samples": None}, 500, 600 * 500 + 270 * 200),
+    ],
+)
+def test_memory_does_not_limit_samples_that_were_asked_for(choices: dict[str, Any], fitting: int, size: int) -> None:
+    made = made_up(Memory(5 * 600 * fitting), **choices)
+    assert made._products(made.graph.segment([], 3), group_of(made)) == size
+
+
+def test_a_closed_form_needs_no_products() -> None:
+    made = made_up(is_one_layer=True)
+    assert made._products(made.graph.segment([], 3), group_of(made)) == 0
+
+
+def test_inputs_that_are_kept() -> None:
+    for given_mask, inputs in ((True, 4), (False, 6)):
+        made = made_up(given_mask=given_mask)
+        if not given_mask:
+            group_of(made)[0].pattern = NM(3, 4)
+        assert made._inputs(group_of(made)[0]) == inputs
+
+
+@pytest.mark.parametrize(("total", "working"), [(1 << 40, 5 * 8 * 10 * 4**2), (1000, 5 * 8 * 4**2), (5000, 5 * 200)])
+def test_blocks_are_inverted_in_chunks_of_one_at_least(total: int, working: int) -> None:
+    """Of the layer with the larger ones; each chunk needs five copies."""
+    made = made_up(Memory(total), groups=(("a", "b"),))
+    assert made._factors(group_of(made))[1] == working
+
+
 def test_factors_that_do_not_fit_are_not_on_the_device() -> None:
     for total, blocks in ((3840, 384), (3830, 0)):
         made = made_up(Memory(total), cost=SMALL_PASS, is_one_layer=True)
