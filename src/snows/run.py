@@ -153,7 +153,7 @@ class Run:
             self._index += 1
 
     def problem(self, group: Group) -> LayerProblem:
-        return self._activations.problem(group, reads_dense=self._new_masks)
+        return self._activations.problem(group)
 
     def choose(self, group: Group, problem: LayerProblem | None = None) -> Mapping[str, Tensor]:
         if self._new_masks and self.source.by_layer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from ..graph import Layer
 from ..linalg.gram import damped
 
 _PATCH_BYTES = 1 << 28  # patches that are formed at once
+_WIDE = 1024  # columns from which on the symmetry of a Gram matrix saves time
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,27 @@ class Moments:
 
     gram: Tensor  # groups x columns x columns
     cross: Tensor  # groups x columns x outputs of a group
+    energy: float = 0.0  # mean square of the target outputs, summed over groups and outputs
 
     @classmethod
     def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
         """Sum over pairs (X, Y), each groups x positions x …, in double precision."""
         gram = cross = torch.zeros(())
-        count = 0
+        energy, count = 0.0, 0
         for x, y in pairs:
             place = "cpu" if x.device.type == "mps" else x.device  # mps has no double precision
             transposed = x.transpose(1, 2)
-            gram = gram.to(place) + (transposed @ x).to(place).double()
+            gram = gram.to(place) + second_moment(x).to(place).double()
             cross = cross.to(place) + (transposed @ y).to(place).double()
+            energy += float(
+                torch.linalg.vector_norm(y, dim=1, dtype=torch.promote_types(y.dtype, torch.float32))
+                .to(place)
+                .double()
+                .square()
+                .sum()
+            )
             count += x.shape[1]
-        return cls(gram / count, cross / count)
+        return cls(gram / count, cross / count, energy / count)
 
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
         """The unpruned least-squares weights (rows x columns), damped towards `weight`."""
@@ -43,6 +52,24 @@ class Moments:
         return refitted
 
 
+def second_moment(x: Tensor) -> Tensor:
+    """x^T x, for x groups x positions x columns.
+
+    It is symmetric. On a CPU the off-diagonal half of a wide one is computed once and copied; a GPU does the whole
+    product in less time.
+    """
+    columns = x.shape[-1]
+    if columns < _WIDE or x.device.type != "cpu" or len(x) > 1:
+        return x.transpose(1, 2) @ x
+    half = columns // 2
+    left, right = x[..., :half], x[..., half:]
+    moment = x.new_empty(len(x), columns, columns)
+    moment[:, :half, :half], moment[:, half:, half:] = second_moment(left), second_moment(right)
+    torch.bmm(left.transpose(1, 2), right, out=moment[:, :half, half:])
+    moment[:, half:, :half] = moment[:, :half, half:].transpose(1, 2)
+    return moment
+
+
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
     """The second moment of a layer's inputs, averaged over positions: groups x columns x columns."""
     parts = (layer.patches(part) for x in inputs for part in x.split(samples_at_once(layer, x)))
@@ -51,7 +78,8 @@ def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:
 
 def in_weight_order(layer: Layer, moments: Moments) -> Moments:
     """The same moments, with columns in the order of the layer's weight."""
-    return Moments(layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1))
+    gram, cross = layer.in_weight_order(moments.gram, 1, 2), layer.in_weight_order(moments.cross, 1)
+    return replace(moments, gram=gram, cross=cross)
 
 
 def samples_at_once(layer: Layer, x: Tensor) -> int:

@@ -41,12 +41,15 @@ class Activations:
         self._dense = Stream(self._graph, self._graph.parameters, self._batches, self._memory)
         self._pruned = Stream(self._graph, weights, self._batches, self._memory)
 
-    def problem(self, group: tuple[PlannedLayer, ...], reads_dense: bool) -> LayerProblem:
-        """Move the streams to these layers. `reads_dense`: dense activations are needed for more than targets."""
+    def problem(self, group: tuple[PlannedLayer, ...]) -> LayerProblem:
+        """Move the streams to these layers.
+
+        If the outputs of the dense network are kept, its stream follows only where a problem reads it.
+        """
         segment = self._graph.segment([planned.layer for planned in group], group[0].horizon)
         if self._kept and self._outputs is None:
             self._outputs = self._graph.outputs_of(self._kept, self._batches.values)
-        if self._outputs is None or reads_dense:
+        if self._outputs is None:
             self._dense.advance(segment.position)
         self._pruned.advance(segment.position)
         targets = self._settings.targets

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..data.moments import Moments
 from ..devices.memory import Memory
 from ..errors import SnowsWarning, StatisticsError
 from ..events import SolveReport
@@ -164,7 +165,7 @@ class _Solve:
         self.precision = derivative_precision(settings.curvature, problem.segment, masked.device, masked.dtype)
         self.objective = problem.objective(settings.normalization, self.precision)
         self.closed_form = settings.start.closed_form and turn.new_mask
-        self.blocks, self.cross = self._row_blocks()
+        self.blocks, self.moments = self._row_blocks()
 
     def start(self) -> _Start:
         """Least squares, or the masked weights if these have a lower loss."""
@@ -176,8 +177,7 @@ class _Solve:
         if not self.blocks or not self.closed_form:
             return start
         start = replace(start, relative_damping=max(block.relative_damping for block in self.blocks))
-        parts = zip(self.blocks, self.unpack(self.masked), self.cross, strict=True)
-        refit = self.pack([block.refit(part.flatten(1), cross).weight.view_as(part) for block, part, cross in parts])
+        refit = self._refit()
         gradient = None
         if self.segment.is_one_layer or self.settings.in_minibatches:
             loss_refit = self.objective.loss(refit)
@@ -186,6 +186,20 @@ class _Solve:
         if not loss_refit < loss:
             return start
         return replace(start, weight=refit, name="least squares", loss=loss_refit, gradient=gradient)
+
+    def _refit(self) -> Tensor:
+        """The least-squares weights of all layers, one after another."""
+        weights = list(self.unpack(self.masked))
+        held_out = self.objective.subset(self.problem.held_out)
+        for index, (block, moments) in enumerate(zip(self.blocks, self.moments, strict=True)):
+
+            def judge(rows: Tensor, index: int = index) -> float:
+                tried = [*weights[:index], rows.view_as(weights[index]), *weights[index + 1 :]]
+                return held_out.loss(self.pack(tried))
+
+            refit = block.refit(weights[index].flatten(1), moments, judge if self.problem.held_out else None)
+            weights[index] = refit.weight.view_as(weights[index])
+        return self.pack(weights)
 
     def solution(self, start: _Start) -> NewtonResult:
         """Newton's method from the start, on all samples or in mini-batches."""
@@ -210,16 +224,16 @@ class _Solve:
             best = replace(best, loss=self.objective.loss(best.weight))
         return replace(best, name="solved") if best.weight is solution.weight else best
 
-    def _row_blocks(self) -> tuple[list[RowSystems], list[Tensor]]:
-        """The factors of each layer's least squares, and its cross moments if there will be a closed form."""
+    def _row_blocks(self) -> tuple[list[RowSystems], list[Moments]]:
+        """The factors of each layer's least squares, and its moments if there will be a closed form."""
         settings, dtype = self.settings, self.masked.dtype
         if not self.closed_form and not settings.curvature.preconditioned:
             return [], []
         layers = range(len(self.segment.layers))
-        cross: list[Tensor] = []
+        moments: list[Moments] = []
         if self.closed_form:  # needs all samples and double precision
             moments = [self.problem.moments(index) for index in layers]
-            grams, cross = [m.gram for m in moments], [m.cross for m in moments]
+            grams = [m.gram for m in moments]
             ridge = settings.start.ridge
         else:  # the preconditioner needs less: some samples, and the damping of Newton's system
             samples = settings.curvature.samples
@@ -236,7 +250,7 @@ class _Solve:
             message = f"{self.segment.layers[0].name}: {error}; this layer is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
             return [], []
-        return blocks, cross
+        return blocks, moments
 
     def _on_all_samples(self, start: _Start) -> NewtonResult:
         """Sub-sampled Newton: gradient and line search on all samples, curvature products on some of them."""

@@ -153,6 +153,7 @@ class LayerProblem:
 
     def dense_gram(self, index: int = 0) -> Tensor:
         """The same in the dense network, from all samples."""
+        self.dense.advance(self.segment.position)
         return gram_of_inputs(self.layers[index], self._inputs(self.layers[index], self.dense, self.dense.fitted))
 
     def _inputs(self, layer: Layer, stream: Stream, pieces: int) -> Iterator[Tensor]:
@@ -165,16 +166,25 @@ class LayerProblem:
         return x
 
     def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
-        stream = self._teacher.stream
         for index, x in enumerate(self._inputs(layer, self.pruned, self.pruned.fitted)):
-            teacher_x = x if stream is self.pruned else self._input(layer, stream, index, self.dense.parameters)
-            y = own({layer.input: teacher_x}, self.dense.parameters)[own.gives[0]]
+            y = self._dense_output(layer, own, index, x)
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
                 y = y - (bias.view(-1, *[1] * (y.ndim - 2)) if layer.is_convolution else bias)
             rows = samples_at_once(layer, x)
             for part, target in zip(x.split(rows), y.split(rows), strict=True):
                 yield layer.patches(part), layer.outputs(target)
+
+    def _dense_output(self, layer: Layer, own: Program, index: int, x: Tensor) -> Tensor:
+        """What dense weights give for one micro-batch, on dense activations or on those of the pruned network, `x`."""
+        if self.dense_outputs is not None and own.gives[0] in self.dense_outputs[index]:
+            computed: Tensor = self.dense_outputs[index][own.gives[0]]
+            return computed
+        if self._teacher.stream is not self.pruned:
+            self.dense.advance(self.segment.position)
+            x = self._input(layer, self.dense, index, self.dense.parameters)
+        output: Tensor = own({layer.input: x}, self.dense.parameters)[own.gives[0]]
+        return output
 
     def _variances(self) -> list[float]:
         """Of the targets of each operation, over all elements of the first samples."""

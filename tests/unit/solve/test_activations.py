@@ -77,7 +77,7 @@ def test_variances_are_those_of_the_targets_in_every_sweep(targets: str) -> None
     for sweep in range(3):
         given.restart(other_weights(sweep))
         for group in groups:
-            problem = given.problem(group, reads_dense=True)
+            problem = given.problem(group)
             seen.append(weights_of(problem))
             assert seen[-1] == pytest.approx(variances_of(problem), rel=1e-9)
     first, second = seen[len(groups) - 1], seen[2 * len(groups) - 1]
@@ -86,10 +86,10 @@ def test_variances_are_those_of_the_targets_in_every_sweep(targets: str) -> None
 
 def test_variances_of_the_dense_stream_are_computed_once() -> None:
     given, groups = activations(), graph_and_plan()[1].groups
-    problem = given.problem(groups[0], reads_dense=True)
+    problem = given.problem(groups[0])
     weights_of(problem)
     given.restart(other_weights(0))
-    again = given.problem(groups[0], reads_dense=True)
+    again = given.problem(groups[0])
     assert again.variances is problem.variances
     assert set(again.variances) == set(again.segment.outputs)
 
@@ -107,20 +107,20 @@ def test_both_streams_move_to_the_layer_and_start_anew_in_a_sweep() -> None:
         given.restart(other_weights(0))
         for group in graph_and_plan()[1].groups:
             layer = group[0].layer
-            problem = given.problem(group, reads_dense=True)
+            problem = given.problem(group)
             assert positions(problem) == (layer.position, layer.position)
             assert problem.layers == (layer,)
             assert problem.segment.horizon == group[0].horizon
 
 
 def test_the_pruned_stream_reads_the_weights_of_the_sweep() -> None:
-    given, groups = activations(), graph_and_plan()[1].groups
+    given, groups = activations(memory=Memory(1000)), graph_and_plan()[1].groups
     weights = dict(captured("residual")[1].parameters)
     given.restart(weights)
-    given.problem(groups[0], reads_dense=True)
+    given.problem(groups[0])
     changed = torch.zeros_like(weights["conv1.weight"])
     weights["conv1.weight"] = changed  # as a run does when it accepts a layer
-    later = given.problem(groups[1], reads_dense=True)
+    later = given.problem(groups[1])
     assert groups[1][0].layer.name == "conv2"
     x = later.pruned.read(0, [later.layers[0].input])[later.layers[0].input]
     dense = later.dense.read(0, [later.layers[0].input])[later.layers[0].input]
@@ -131,23 +131,34 @@ def test_the_pruned_stream_reads_the_weights_of_the_sweep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("targets", "memory", "readjusts", "reads_dense", "moves"),
+    ("targets", "memory", "readjusts", "moves"),
     [
-        ("dense-stream", PLENTY, True, False, False),  # targets are known
-        ("dense-stream", PLENTY, True, True, True),  # a mask method reads dense inputs
-        ("dense-stream", Memory(1000), True, False, True),  # no room for all targets
-        ("dense-stream", PLENTY, False, False, True),  # mask only: there are no targets
-        ("dense-weights", PLENTY, True, False, True),
+        ("dense-stream", PLENTY, True, False),  # targets are known
+        ("dense-stream", Memory(1000), True, True),  # no room for all targets
+        ("dense-stream", PLENTY, False, True),  # mask only: there are no targets
+        ("dense-weights", PLENTY, True, True),
     ],
 )
 def test_the_dense_stream_moves_only_where_it_is_read(
-    targets: str, memory: Memory, readjusts: bool, reads_dense: bool, moves: bool
+    targets: str, memory: Memory, readjusts: bool, moves: bool
 ) -> None:
     given, group = activations(targets, memory, readjusts), graph_and_plan()[1].groups[-1]
-    problem = given.problem(group, reads_dense)
+    problem = given.problem(group)
     position = group[0].layer.position
     assert positions(problem) == (position if moves else 0, position)
     assert (problem.dense_outputs is not None) == (targets == "dense-stream" and memory is PLENTY and readjusts)
+    problem.moments()  # known targets are those of the closed form, too
+    assert positions(problem) == (position if moves else 0, position)
+    problem.dense_gram()  # as some mask methods do
+    assert positions(problem) == (position, position)
+
+
+def test_moments_are_the_same_whether_dense_outputs_are_kept_or_not() -> None:
+    kept, computed = activations(), activations(memory=Memory(1000))
+    for group in graph_and_plan()[1].groups:
+        one, other = kept.problem(group).moments(), computed.problem(group).moments()
+        torch.testing.assert_close(one.gram, other.gram)
+        torch.testing.assert_close(one.cross, other.cross)
 
 
 def test_outputs_of_the_dense_network_are_computed_once_and_are_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +175,7 @@ def test_outputs_of_the_dense_network_are_computed_once_and_are_the_targets(monk
         for each in (given, slow):
             each.restart(other_weights(sweep))
         for group in graph_and_plan()[1].groups:
-            known, computed = given.problem(group, sweep == 0), slow.problem(group, sweep == 0)
+            known, computed = given.problem(group), slow.problem(group)
             for index in range(len(known)):
                 for one, other in zip(known[index].targets, computed[index].targets, strict=True):
                     torch.testing.assert_close(one, other)
@@ -177,7 +188,7 @@ def test_targets_have_the_room_that_activations_leave() -> None:
         memory = Memory(total)
         given = activations(memory=memory)
         for group in plan.groups:
-            problem = given.problem(group, reads_dense=True)
+            problem = given.problem(group)
             live = graph.live_bytes(group[0].layer.position)
             assert problem.keep_bytes == memory.targets(live, SAMPLES)
 
@@ -192,13 +203,13 @@ def test_smaller_pieces_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) ->
     weights = other_weights(0)
     given.restart(weights)
     group = graph_and_plan()[1].groups[1]
-    before = given.problem(group, reads_dense=False)
+    before = given.problem(group)
     assert before.sizes == (4, 4, 2, 2)
     assert before.dense_outputs is not None
     with pytest.warns(SnowsWarning, match="^out of memory at conv2: going on with 2 samples at a time instead of 4$"):
         given.use_smaller_pieces("conv2")
     assert emptied == [1]
-    after = given.problem(group, reads_dense=False)
+    after = given.problem(group)
     assert after.sizes == (2,) * 6
     assert after.held_out == (5,)
     assert after.dense_outputs is None  # what was kept is given up
@@ -227,6 +238,6 @@ def test_batches_that_cannot_be_cut_are_an_error() -> None:
 
 def test_streams_keep_to_the_memory() -> None:
     given = activations(memory=Memory(1000, host=0))
-    problem = given.problem(graph_and_plan()[1].groups[0], reads_dense=True)
+    problem = given.problem(graph_and_plan()[1].groups[0])
     assert problem.dense.offloaded
     assert problem.pruned.offloaded
