@@ -17,7 +17,7 @@ from .events import Event
 from .listeners.progress import listening
 from .patterns import PatternRules
 from .plan import Names, as_names
-from .recipe import Recipe, as_recipe
+from .recipe import Effort, Recipe, as_recipe
 from .results.report import fold
 from .results.result import Result
 from .run import Task, open_run
@@ -36,7 +36,8 @@ def prune(
     exclude: Names = None,
     horizon: int | None = None,
     solver: Literal["newton"] | None = "newton",
-    recipe: Recipe | str = "default",
+    recipe: Recipe | str | None = None,
+    effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: bool | Callable[[Event], None] = True,
@@ -63,7 +64,9 @@ def prune(
         exclude: Names, globs or roles of layers that stay dense.
         horizon: The paper's K. 0 is layer-wise reconstruction. Default: the recipe's.
         solver: "newton", or None for the mask only.
-        recipe: "default", "paper" or a `Recipe`.
+        recipe: "paper" or a `Recipe`. Default: the recipe of the effort.
+        effort: "fast": what a laptop can do in minutes with 128 to 256 samples. "default": the best that its cost is
+            worth. "best": for a GPU and patience. A recipe overrides it.
         device: Where to work. Default: where the model is.
         seed: Of the order of the samples, and of random probes.
         progress: True for a progress bar, or a callable that gets every `Event`.
@@ -99,7 +102,7 @@ def prune(
     if labels not in ("model", "given"):
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
     check_seed(seed)
-    chosen = as_recipe(recipe)
+    chosen = as_recipe(recipe, effort)
     task = Task(
         model=model,
         calibration=calibration,

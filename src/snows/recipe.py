@@ -99,6 +99,8 @@ class Recipe:
             network. 0: no such stage; "auto": by the kind of network.
         finish_batch: Samples in one of these steps.
         finish_rate: Learning rate of Adam in these steps. "auto": by the kind of network.
+        effort: What "auto" means in the other fields: "fast" is for a laptop and a few hundred samples, "best" for a
+            GPU and patience.
 
     Raises:
         ArgumentError: A value is not one of those above.
@@ -138,6 +140,7 @@ class Recipe:
     finish_steps: int | Literal["auto"] = _whole("auto", "auto")
     finish_batch: int = _whole(64, least=1)
     finish_rate: float | Literal["auto"] = _number("auto", "auto")
+    effort: Literal["default", "fast", "best"] = _one_of("default", "fast", "best")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -199,14 +202,22 @@ PAPER = Recipe(
     finish_steps=0,
 )
 
-# For the embedded network on a laptop: short passes. Chosen on calibration images that the demo does not use.
-EMBEDDED = DEFAULT.replace(horizon=6, sweeps=2, mask_steps=1, cg_steps=3, product_samples=250)
+# Short products: with a few hundred samples they are exact enough, and a CPU takes most of its time for them.
+FAST = DEFAULT.replace(effort="fast", cg_steps=3, product_samples=250)
+BEST = DEFAULT.replace(effort="best")
+
+EFFORTS = {"fast": FAST, "default": DEFAULT, "best": BEST}
+Effort = Literal["fast", "default", "best"]
 
 
-def as_recipe(given: object) -> Recipe:
-    """A recipe by name, or the recipe itself."""
+def as_recipe(given: object, effort: object = "default") -> Recipe:
+    """A recipe by name, or the recipe itself; without one, the recipe of an effort."""
     if isinstance(given, Recipe):
         return given
+    if given is None:
+        if isinstance(effort, str) and effort in EFFORTS:
+            return EFFORTS[effort]
+        raise ArgumentError(f"effort is {effort!r}; expected 'fast', 'default' or 'best'")
     named = {"default": DEFAULT, "paper": PAPER}
     if isinstance(given, str) and given in named:
         return named[given]

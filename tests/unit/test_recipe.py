@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from snows.errors import ArgumentError
-from snows.recipe import DEFAULT, EMBEDDED, PAPER, Recipe, as_recipe
+from snows.recipe import BEST, DEFAULT, FAST, PAPER, Recipe, as_recipe
 
-RECIPES = {"default": DEFAULT, "paper": PAPER, "embedded": EMBEDDED}
+RECIPES = {"default": DEFAULT, "paper": PAPER, "fast": FAST, "best": BEST}
 FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 
 
@@ -64,6 +64,7 @@ WRONG: dict[str, list[Any]] = {
     "finish_steps": [-1, 1.5, "many", None],
     "finish_batch": [0, -1, 1.5, None],
     "finish_rate": [-0.1, "fast", None, math.nan],
+    "effort": ["slow", "paper", None, 1],
     "held_out": [-0.1, 1, 1.5, "some", None, math.nan],
 }
 
@@ -116,7 +117,16 @@ def test_a_wrong_file_is_refused_in_one_sentence(text: str, words: str) -> None:
 def test_recipes_by_name() -> None:
     assert as_recipe("default") is DEFAULT
     assert as_recipe("paper") is PAPER
-    assert as_recipe(EMBEDDED) is EMBEDDED
-    for unknown in ("best", None, 3, {"sweeps": 1}):
+    assert as_recipe(FAST) is FAST
+    for unknown in ("best", 3, {"sweeps": 1}):
         with pytest.raises(ArgumentError, match=r"is not known; expected 'default', 'paper' or a snows\.Recipe"):
             as_recipe(unknown)
+
+
+def test_the_effort_gives_the_recipe_if_there_is_none() -> None:
+    assert [as_recipe(None, effort) for effort in ("fast", "default", "best")] == [FAST, DEFAULT, BEST]
+    assert as_recipe("paper", "fast") is PAPER
+    assert as_recipe("default", "fast") is DEFAULT
+    for unknown in ("slow", None, 1):
+        with pytest.raises(ArgumentError, match=r"effort is .*; expected 'fast', 'default' or 'best'"):
+            as_recipe(None, unknown)

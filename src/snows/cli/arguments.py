@@ -122,7 +122,18 @@ HorizonOption = Annotated[
         "--horizon", min=0, help="K: operations after a layer whose outputs are preserved.", show_default=False
     ),
 ]
-RecipeOption = Annotated[str, typer.Option("--recipe", help="default, paper, or a recipe.json.")]
+RecipeOption = Annotated[
+    str | None,
+    typer.Option("--recipe", help="paper, default, or a recipe.json; overrides --effort.", show_default=False),
+]
+EffortOption = Annotated[
+    str | None,
+    typer.Option(
+        "--effort",
+        help="fast: minutes on a laptop with 128 to 256 samples; default; best: for a GPU and patience.",
+        show_default="default; fast for the embedded network",
+    ),
+]
 LabelsOption = Annotated[
     str,
     typer.Option(

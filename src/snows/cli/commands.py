@@ -23,6 +23,7 @@ from .arguments import (
     DataOption,
     DebugOption,
     DeviceOption,
+    EffortOption,
     ExcludeOption,
     ForceOption,
     HorizonOption,
@@ -91,7 +92,8 @@ def prune(
     horizon: HorizonOption = None,
     layers: LayersOption = None,
     exclude: ExcludeOption = None,
-    recipe: RecipeOption = "default",
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
     samples: SamplesOption = None,
     labels: LabelsOption = "model",
     permute: PermuteOption = False,
@@ -121,7 +123,7 @@ def prune(
     elif compact or force:
         raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
-    chosen = request.recipe(recipe)
+    chosen = request.recipe(recipe, effort)
     if pattern is None and needs_pattern(mask):
         pattern = request.default_pattern
     dense, read = request.model_and_data()
@@ -236,7 +238,8 @@ def inspect(
     horizon: HorizonOption = None,
     layers: LayersOption = None,
     exclude: ExcludeOption = None,
-    recipe: RecipeOption = "default",
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
     samples: SamplesOption = None,
     device: DeviceOption = None,
     memory: MemoryOption = None,
@@ -260,7 +263,7 @@ def inspect(
         calibration = request.data().calibration if request.data_name else request.random_samples(network)
         found = look(
             network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
-            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe), samples=request.samples,
+            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort), samples=request.samples,
             device=request.device, memory=memory,
         )  # fmt: skip
     if as_json:
@@ -280,7 +283,8 @@ def compare(
     horizon: HorizonOption = None,
     layers: LayersOption = None,
     exclude: ExcludeOption = None,
-    recipe: RecipeOption = "default",
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
     samples: SamplesOption = None,
     labels: LabelsOption = "model",
     permute: PermuteOption = False,
@@ -305,7 +309,7 @@ def compare(
     if as_json and markdown:
         raise ArgumentError("--json and --markdown are both given; expected one of them")
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json or markdown)
-    chosen = request.recipe(recipe)
+    chosen = request.recipe(recipe, effort)
     patterns = split_patterns(pattern or [request.default_pattern])
     names = [name.strip() for words in mask or [COMPARED_MASKS] for name in words.split(",")]
     masks = {name: read_mask(name) for name in names}

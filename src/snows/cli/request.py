@@ -92,13 +92,14 @@ class Request:
         size = self.data_config().size
         return random_inputs(model, 16, size if "size" in self.config.get("data", {}) else None)
 
-    def recipe(self, name: str) -> Recipe:
-        from ..recipe import EMBEDDED, as_recipe
+    def recipe(self, name: str | None, effort: str | None) -> Recipe:
+        """The recipe that was named, or that of the effort. The embedded network, a first try, takes "fast"."""
+        from ..recipe import as_recipe
 
-        if name.endswith(".json"):
+        if name is not None and name.endswith(".json"):
             chosen = _read_recipe(Path(name))
         else:
-            chosen = EMBEDDED if name == "default" and self.is_embedded else as_recipe(name)
+            chosen = as_recipe(name, effort or ("fast" if self.is_embedded else "default"))
         return chosen.replace(**self.config.get("recipe", {}))
 
     def data_config(self) -> DataConfig:

@@ -24,7 +24,7 @@ from ..events import DistillStep, Event, LayerStarted
 from ..listeners.progress import ProgressBar
 from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
-from ..recipe import Recipe, as_recipe
+from ..recipe import Effort, Recipe, as_recipe
 from ..results.folder import Folder, digest
 from ..results.report import finite
 from ..version import __version__
@@ -49,7 +49,8 @@ def compare(
     layers: Names = None,
     exclude: Names = None,
     horizon: int | None = None,
-    recipe: Recipe | str = "default",
+    recipe: Recipe | str | None = None,
+    effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
     permute: bool = False,
@@ -60,7 +61,7 @@ def compare(
     """Prune with every mask to every pattern, without and with SNOWS, and put the networks side by side.
 
     Args:
-        model, layers, exclude, horizon, recipe, device, seed, permute, memory: As for `snows.prune`.
+        model, layers, exclude, horizon, recipe, effort, device, seed, permute, memory: As for `snows.prune`.
         calibration: As for `snows.prune`. It is read once, so all networks see the same samples.
         patterns: One pattern or a list of them, each as for `snows.prune`.
         masks: One mask, a list, or {name: mask}, each as for `snows.prune`. Complete masks take no pattern.
@@ -91,7 +92,7 @@ def compare(
         ['dense', 'magnitude, 2:4, without SNOWS', 'wanda, 2:4, without SNOWS']
     """
     cells = plan_cells(patterns, masks)
-    chosen = as_recipe(recipe)
+    chosen = as_recipe(recipe, effort)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     _check_arguments(model, test, test_labels, labels)

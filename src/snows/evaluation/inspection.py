@@ -14,7 +14,7 @@ from ..devices.memory import as_bytes, memory_limits
 from ..graph import Graph, Segment
 from ..patterns import PatternRules
 from ..plan import Names, Plan, PlannedLayer, make_plan
-from ..recipe import Recipe, as_recipe
+from ..recipe import Effort, Recipe, as_recipe
 from ..solve.estimate import Estimate
 from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
@@ -85,7 +85,8 @@ def inspect(
     layers: Names = None,
     exclude: Names = None,
     horizon: int | None = None,
-    recipe: Recipe | str = "default",
+    recipe: Recipe | str | None = None,
+    effort: Effort = "default",
     samples: int | None = None,
     device: torch.device | str | None = None,
     memory: int | str | None = None,
@@ -93,7 +94,7 @@ def inspect(
     """Plan a run without doing it: what happens to each layer, and estimates of memory and time.
 
     Args:
-        model, pattern, layers, exclude, horizon, recipe, device, memory: As for `snows.prune`.
+        model, pattern, layers, exclude, horizon, recipe, effort, device, memory: As for `snows.prune`.
         calibration: As for `snows.prune`; a few samples are enough.
         samples: How many samples the run would use. Default: those of `calibration`.
 
@@ -113,7 +114,7 @@ def inspect(
         [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
     """
     budget = as_bytes(memory)
-    chosen = as_recipe(recipe)
+    chosen = as_recipe(recipe, effort)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)

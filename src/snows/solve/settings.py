@@ -9,18 +9,29 @@ from ..errors import ArgumentError
 from ..graph import Graph
 from ..graph.kind import NetworkKind, kind_of
 from ..patterns import PatternRules
-from ..recipe import Recipe
+from ..recipe import Effort, Recipe
 from .cg import CGOptions
 from .newton import NewtonOptions
 from .objective import CurvatureKind, Normalization
 
 ALL_SAMPLES = 1 << 62  # more than any run has
 
-# The last stage takes half a minute for ViT-Ti and for ResNet50 on a large GPU. On a CPU a tenth of it is most of the
-# gain.
-_TRANSFORMER_DISTILL: dict[str, Any] = {"finish_steps": 1500, "finish_rate": 1e-3}
-_CONVOLUTIONAL_DISTILL: dict[str, Any] = {"finish_steps": 1000, "finish_rate": 3e-4}
-_CPU_SHARE_OF_STEPS = 10
+
+@dataclass(frozen=True)
+class _LastStage:
+    """Steps of the last stage for each effort, and its rate. "default" takes half a minute on a large GPU."""
+
+    steps: dict[Effort, int]
+    rate: float
+
+    def choices(self, effort: Effort, device: str, wanted: bool) -> dict[str, Any]:
+        steps = self.steps[effort] // (_CPU_SHARE_OF_STEPS if device == "cpu" else 1) if wanted else 0
+        return {"finish_steps": steps, "finish_rate": self.rate}
+
+
+_TRANSFORMER_DISTILL = _LastStage({"fast": 1000, "default": 1500, "best": 5000}, rate=1e-3)
+_CONVOLUTIONAL_DISTILL = _LastStage({"fast": 0, "default": 1000, "best": 3000}, rate=3e-4)
+_CPU_SHARE_OF_STEPS = 10  # a tenth of the steps is most of the gain
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class Settings:
 def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRules | None = None) -> Settings:
     """The settings that a recipe means for this network. `device` is a type of device: "cpu", "cuda" …"""
     kind = kind_of(graph)
-    by_word = {"auto": own_choices(kind, device, rules), "paper": paper_choices(kind)}
+    by_word = {"auto": own_choices(kind, device, rules, recipe.effort), "paper": paper_choices(kind)}
     open_choices = {f.name: word for f in fields(recipe) if (word := getattr(recipe, f.name)) in ("auto", "paper")}
     chosen: Any = recipe.replace(**{n: by_word[w][n] for n, w in open_choices.items() if n in by_word[w]})
     steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps
@@ -104,20 +115,20 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
     )
 
 
-def own_choices(kind: NetworkKind, device: str, rules: PatternRules | None) -> dict[str, Any]:
+def own_choices(
+    kind: NetworkKind, device: str, rules: PatternRules | None, effort: Effort = "default"
+) -> dict[str, Any]:
     """What "auto" means. Measured on held-out calibration data: the best that its cost is worth (docs/method.md)."""
     if kind.attention:
-        last = _last_stage(_TRANSFORMER_DISTILL, kind.images, device)
+        last = _TRANSFORMER_DISTILL.choices(effort, device, wanted=kind.images)
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
-    last = _last_stage(_CONVOLUTIONAL_DISTILL, kind.large_inputs, device)
+    last = _CONVOLUTIONAL_DISTILL.choices(effort, device, wanted=kind.large_inputs)
+    if effort == "fast":  # a short cascade, or where images are large the closed form alone
+        passes = {"horizon": 0, "sweeps": 1} if kind.large_inputs else {"horizon": 6, "sweeps": 2}
+        return {**passes, "mask_steps": 1, "targets": "dense-stream", **last}
     choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", **last}
     in_groups = rules is not None and any(p is not None and p.group is not None for _, p in rules.rules)
     return {**choices, "mask_steps": 1} if kind.large_inputs and in_groups else choices
-
-
-def _last_stage(choices: dict[str, Any], wanted: bool, device: str) -> dict[str, Any]:
-    steps = choices["finish_steps"] if wanted else 0
-    return {**choices, "finish_steps": steps // _CPU_SHARE_OF_STEPS if device == "cpu" else steps}
 
 
 def paper_choices(kind: NetworkKind) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from snows.errors import ArgumentError
 from snows.graph import Graph, capture
 from snows.graph.kind import NetworkKind, kind_of
 from snows.patterns import PatternRules
-from snows.recipe import DEFAULT, PAPER, Recipe
+from snows.recipe import DEFAULT, EFFORTS, PAPER, Recipe, as_recipe
 from snows.solve.cg import CGOptions
 from snows.solve.newton import NewtonOptions
 from snows.solve.settings import (
@@ -53,6 +53,20 @@ def own(graph: Graph, device: str = "cpu", pattern: str | None = None) -> dict[s
 
 def paper(graph: Graph) -> dict[str, Any]:
     return paper_choices(kind_of(graph))
+
+
+def resolved(graph: Graph, effort: str, device: str = "cpu") -> tuple[int, int, int, int]:
+    """Horizon, sweeps, CG steps and steps of the last stage."""
+    found = resolve(as_recipe(None, effort), graph, device)
+    return found.horizon, found.sweeps, found.newton.cg.max_steps, found.distill.steps
+
+
+def test_more_effort_takes_more_steps() -> None:
+    small, large, transformer = images(32, 32), images(224, 224), vision_transformer(64)
+    assert [resolved(small, e) for e in EFFORTS] == [(6, 2, 3, 0), (16, 3, 20, 0), (16, 3, 20, 0)]
+    assert [resolved(large, e) for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 100), (4, 3, 20, 300)]
+    assert [resolved(large, e, "cuda") for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 1000), (4, 3, 20, 3000)]
+    assert [resolved(transformer, e) for e in EFFORTS] == [(0, 1, 3, 100), (0, 1, 20, 150), (0, 1, 20, 500)]
 
 
 # What the words mean
