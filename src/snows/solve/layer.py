@@ -240,10 +240,13 @@ class _Solve:
             grams = [self.problem.gram(index, samples).to(dtype) for index in layers]
             ridge = max(settings.start.ridge, settings.newton.relative_damping)
         masks = [part.flatten(1) for part in self.unpack(self.mask)]
-        preconditions = settings.curvature.preconditioned and not self.segment.is_one_layer
+        product_flops = 0.0
+        if settings.curvature.preconditioned and not self.segment.is_one_layer:
+            samples = min(settings.curvature.samples, self.objective.samples)
+            product_flops = 2.0 * self.segment.cost.flops * samples
         try:
             blocks = [
-                row_systems(gram, kept, ridge, dtype, preconditions, self.memory.factors, self.memory.chunk)
+                row_systems(gram, kept, ridge, dtype, product_flops, self.memory.factors, self.memory.chunk)
                 for gram, kept in zip(grams, masks, strict=True)
             ]
         except StatisticsError as error:

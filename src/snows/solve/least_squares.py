@@ -14,6 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,10 +34,15 @@ _BLOCK_PENALTY = (
     3.0  # an operation of a block takes longer than one of a large product: on a CPU 17 to 26 of 60 GFLOP/s
 )
 _USUAL_STEPS = 40  # of a shared factor: 30 to 60 on layers of ResNet50
+_MORE_PRODUCTS = 10  # that Newton-CG takes to the same loss, preconditioned by a shared factor instead of blocks
 _MOST_STEPS = 200
 _LEAST_GAIN = {torch.float32: 1e-8, torch.float64: 1e-13}  # of a step, as a share of the error that is left
 _REFRESH = 5  # steps after which the residual is computed anew, in double precision
 _FACTOR_DAMPING = 1e-2  # of the shared factor alone, at most; relative
+# As a preconditioner it takes some steps of the Chebyshev iteration, for eigenvalues down to a tenth of the largest. An
+# odd number of steps is positive definite even if the largest is underestimated.
+_CHEBYSHEV_STEPS, _SPECTRUM = 3, 10.0
+_POWER_STEPS, _POWER_MARGIN = 8, 1.1
 
 Judge = Callable[[Tensor], float]  # the loss that weights (rows x columns) have on held-out samples
 
@@ -117,22 +123,22 @@ def row_systems(
     kept: Tensor,
     relative_damping: float,
     dtype: torch.dtype,
-    preconditions: bool,
+    product_flops: float = 0.0,
     device_bytes: int | None = None,
     chunk_bytes: int | None = None,
 ) -> RowSystems:
     """The cheaper way to solve the rows of a layer.
 
-    Blocks are also the better preconditioner of Newton-CG: with a shared factor it took twice as many steps (ResNet20,
-    K=6: 243 instead of 112 at 1:4, 309 instead of 116 at 2:4). So where they are to precondition they are taken as long
-    as they can be afforded; for a closed form alone, as long as they are cheaper.
+    Blocks are also the better preconditioner of Newton-CG. To the loss that they reach in 15 products a shared factor
+    takes 20 to 30 (ResNet50, layer3.1.conv2 and layer4.1.conv1 at 2:4, K=4). With many samples these products take
+    longer than the blocks; with few, the blocks do.
 
     Args:
         gram: groups x columns x columns.
         kept: rows x columns, True where a weight is kept.
         relative_damping: A share of the mean diagonal, added to every diagonal.
         dtype: Of the factors.
-        preconditions: Whether Newton-CG will be preconditioned.
+        product_flops: Operations of one curvature product, if Newton-CG will be preconditioned. 0: a closed form alone.
         device_bytes: Inverse blocks that are larger are offloaded to host memory.
         chunk_bytes: How much is inverted at once.
     """
@@ -141,9 +147,9 @@ def row_systems(
     flops, size = float(counts.pow(3).sum()), float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
     affordable = flops / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
     columns = gram.shape[-1]
-    shared_flops = len(gram) * columns**3 + _USUAL_STEPS * 4 * len(kept) * columns**2
+    shared_flops = len(gram) * columns**3 + _USUAL_STEPS * 4 * len(kept) * columns**2 + _MORE_PRODUCTS * product_flops
     cheaper = flops <= _FEW_FLOPS[device] or _BLOCK_PENALTY * flops <= shared_flops
-    if affordable and (preconditions or cheaper):
+    if affordable and cheaper:
         return RowBlocks(gram, kept, relative_damping, dtype, device_bytes, chunk_bytes)
     return SharedFactor(gram, kept, relative_damping, dtype)
 
@@ -209,7 +215,10 @@ class RowBlocks(RowSystems):
 
 
 class SharedFactor(RowSystems):
-    """One inverse of the whole damped Gram matrix, for all rows: z = kept * (r inverse)."""
+    """One inverse of the whole damped Gram matrix, for all rows: z = kept * (r inverse).
+
+    That is far from the inverses of kept blocks, but a good preconditioner of iterations towards them.
+    """
 
     def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
         super().__init__(gram, kept, relative_damping)
@@ -217,8 +226,18 @@ class SharedFactor(RowSystems):
         self._inverse = self._inverted()
 
     def solve(self, rhs: Tensor) -> Tensor:
-        device, rhs = rhs.device, rhs.to(self.gram.device) * self.kept
-        return (_by_group(rhs.to(self._inverse.dtype), self._inverse).to(rhs.dtype) * self.kept).to(device)
+        """A few steps of the Chebyshev iteration. Unlike conjugate gradients they are a linear function of rhs."""
+        r = rhs.to(self._gram.device, self._gram.dtype) * self.kept
+        largest = self._largest_eigenvalues
+        center, radius = largest * (1 + 1 / _SPECTRUM) / 2, largest * (1 - 1 / _SPECTRUM) / 2
+        ratio = center / radius
+        share, step = 1 / ratio, self._precondition(r) / center
+        x = step
+        for _ in range(_CHEBYSHEV_STEPS - 1):
+            share, before = 1 / (2 * ratio - share), share
+            step = share * before * step + 2 * share / radius * self._precondition(r - self._product(x))
+            x = x + step
+        return x.to(rhs.device, rhs.dtype)
 
     def changes(self, residual: Tensor, error: float) -> Iterator[Tensor]:
         """Conjugate gradients on all rows at once, each with its own step lengths.
@@ -230,11 +249,11 @@ class SharedFactor(RowSystems):
         least_gain = _LEAST_GAIN[dtype]
         x = torch.zeros_like(residual)
         r = residual.to(dtype)
-        z = self.solve(r)
+        z = self._precondition(r)
         p, rz = z, (r * z).sum(1, keepdim=True)
         exact = True  # whether r is the true residual
         for step in range(1, _MOST_STEPS + 1):
-            bp = (_by_group(p, self._gram) + self.damping * p) * self.kept
+            bp = self._product(p)
             eta = rz / (p * bp).sum(1, keepdim=True).clamp(min=tiny)
             x = x + eta * p
             gain = float((eta * rz).double().sum())  # by which the error falls
@@ -246,10 +265,27 @@ class SharedFactor(RowSystems):
                 yield x
             exact = over or step % _REFRESH == 0
             r = self._residual(residual, x).to(dtype) if exact else r - eta * bp
-            z = self.solve(r)
+            z = self._precondition(r)
             rz_next = (r * z).sum(1, keepdim=True)
             p, rz = (z if over else z + rz_next / rz.clamp(min=tiny) * p), rz_next
         yield x
+
+    @cached_property
+    def _largest_eigenvalues(self) -> Tensor:
+        """Of each row's preconditioned block, by the power method: rows x 1."""
+        generator = torch.Generator().manual_seed(0)
+        v = torch.rand(self.kept.shape, generator=generator).to(self._gram.device, self._gram.dtype) * self.kept
+        norms = v.norm(dim=1, keepdim=True)
+        for _ in range(_POWER_STEPS):
+            v = self._precondition(self._product(v / norms.clamp(min=torch.finfo(v.dtype).tiny)))
+            norms = v.norm(dim=1, keepdim=True)
+        return torch.where(norms > 0, _POWER_MARGIN * norms, torch.ones_like(norms))
+
+    def _precondition(self, rows: Tensor) -> Tensor:
+        return _by_group(rows, self._inverse) * self.kept
+
+    def _product(self, rows: Tensor) -> Tensor:
+        return (_by_group(rows, self._gram) + self.damping * rows) * self.kept
 
     def _residual(self, rhs: Tensor, x: Tensor) -> Tensor:
         return (rhs - self.apply_gram(x) - self.damping * x) * self.kept

@@ -235,29 +235,53 @@ def test_iterations_end_where_held_out_samples_no_longer_gain() -> None:
     assert held_out(early) < 0.9 * held_out(exact)
 
 
-def chosen(rows_: int, columns: int, share: float, preconditions: bool) -> type[RowSystems]:
+def chosen(rows_: int, columns: int, share: float, product_flops: float) -> type[RowSystems]:
     """Which way is taken, without taking it."""
     gram = torch.eye(columns, dtype=torch.float64)[None]
     kept = torch.arange(columns).expand(rows_, -1) < share * columns
     with mock.patch.object(RowBlocks, "_factor"), mock.patch.object(SharedFactor, "_inverted"):
-        return type(row_systems(gram, kept, 1e-6, torch.float32, preconditions))
+        return type(row_systems(gram, kept, 1e-6, torch.float32, product_flops))
 
 
 @pytest.mark.parametrize(
-    ("rows_", "columns", "share", "closed_form", "preconditioner"),
+    ("rows_", "columns", "share", "closed_form", "few_samples", "many_samples"),
     [
-        (64, 576, 0.5, RowBlocks, RowBlocks),  # ResNet20, its widest layer at 2:4
-        (128, 1152, 0.25, RowBlocks, RowBlocks),  # ResNet50, layer2.1.conv2 at 1:4
-        (128, 1152, 0.5, SharedFactor, RowBlocks),
-        (256, 2304, 0.5, SharedFactor, RowBlocks),
-        (512, 4608, 0.5, SharedFactor, SharedFactor),  # layer4.1.conv2: too much even for a preconditioner
+        (64, 576, 0.5, RowBlocks, RowBlocks, RowBlocks),  # ResNet20, its widest layer at 2:4
+        (128, 1152, 0.25, RowBlocks, RowBlocks, RowBlocks),  # ResNet50, layer2.1.conv2 at 1:4
+        (256, 2304, 0.5, SharedFactor, SharedFactor, RowBlocks),  # layer3.1.conv2
+        (512, 4608, 0.5, SharedFactor, SharedFactor, SharedFactor),  # layer4.1.conv2: blocks do not fit
     ],
 )
 def test_the_cheaper_way_is_taken(
-    rows_: int, columns: int, share: float, closed_form: type[RowSystems], preconditioner: type[RowSystems]
+    rows_: int,
+    columns: int,
+    share: float,
+    closed_form: type[RowSystems],
+    few_samples: type[RowSystems],
+    many_samples: type[RowSystems],
 ) -> None:
-    assert chosen(rows_, columns, share, preconditions=False) is closed_form
-    assert chosen(rows_, columns, share, preconditions=True) is preconditioner
+    assert chosen(rows_, columns, share, product_flops=0.0) is closed_form
+    assert chosen(rows_, columns, share, product_flops=3e10) is few_samples
+    assert chosen(rows_, columns, share, product_flops=1e12) is many_samples
+
+
+def test_a_shared_factor_preconditions_by_better_solutions_than_one_product() -> None:
+    generator = torch.Generator().manual_seed(4)
+    scales = torch.logspace(0, -2, 96, dtype=torch.float64)
+    x = torch.randn(400, 96, generator=generator, dtype=torch.float64) * scales
+    x = x @ torch.linalg.qr(torch.randn(96, 96, generator=generator, dtype=torch.float64)).Q
+    kept = torch.rand(24, 96, generator=generator) < 0.5
+    one = SharedFactor((x.mT @ x)[None] / 400, kept, 1e-3, torch.float64)
+    rhs = torch.randn(24, 96, generator=generator, dtype=torch.float64) * kept
+    exact = list(one.changes(rhs, 1.0))[-1]
+
+    def error(found: Tensor) -> float:
+        """In the norm of the equations, by the best multiple of each row: their scale does not matter."""
+        scale = (found * rhs).sum(1, keepdim=True) / (found * one._product(found)).sum(1, keepdim=True)
+        gap = scale * found - exact
+        return float((gap * one._product(gap)).sum())
+
+    assert error(one.solve(rhs)) < 0.8 * error(one._precondition(rhs))
 
 
 def test_dead_inputs_and_rows_keep_one_factor_going() -> None:
