@@ -188,7 +188,7 @@ def config_file(case: Case) -> None:
     text = spoil_text(case.random, whole) if case.random.random() < 0.98 else "x = " + "[" * 5000
     path = case.write("c.toml", text.encode("utf-8", "surrogatepass"))
     read = Request("m", None, None, 1, 0, "cpu", True, read_config(path))
-    _all_of(read.data_config, lambda: read.recipe("default"))
+    _all_of(read.data_config, lambda: read.recipe("default", None))
 
 
 def recipe_file(case: Case) -> None:
@@ -196,7 +196,7 @@ def recipe_file(case: Case) -> None:
     name = str(case.write("r.json", content))
     _all_of(
         lambda: Recipe.from_json(content.decode("utf-8", "replace")),
-        lambda: Request("m", None, None, 1, 0, "cpu", True).recipe(name),
+        lambda: Request("m", None, None, 1, 0, "cpu", True).recipe(name, None),
     )
 
 

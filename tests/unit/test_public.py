@@ -26,28 +26,28 @@ NAMES = [
 ]  # fmt: skip
 FLAGS = {
     "prune": [
-        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--memory", "--device", "--seed",
-        "--json", "--quiet", "--config", "--debug",
+        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
+        "--samples", "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--memory", "--device",
+        "--seed", "--json", "--quiet", "--config", "--debug",
     ],
     "evaluate": [
         "--data", "--weights", "--pruned", "--samples", "--device", "--seed", "--json", "--quiet", "--config",
         "--debug",
     ],
     "inspect": [
-        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--samples", "--device",
-        "--memory", "--json", "--quiet", "--config", "--debug",
+        "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--effort", "--samples",
+        "--device", "--memory", "--json", "--quiet", "--config", "--debug",
     ],
     "compare": [
-        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--samples",
-        "--labels", "--permute", "--out", "--memory", "--device", "--seed", "--json", "--markdown", "--quiet",
-        "--config", "--debug",
+        "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
+        "--samples", "--labels", "--permute", "--out", "--memory", "--device", "--seed", "--json", "--markdown",
+        "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
 }  # fmt: skip
 PRUNE = [
-    "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "device", "seed",
-    "progress", "labels", "permute", "resume", "memory",
+    "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "effort", "device",
+    "seed", "progress", "labels", "permute", "resume", "memory",
 ]  # fmt: skip
 
 

@@ -1,0 +1,10 @@
+"""The commands, one function each. Importing this package registers all of them with the application.
+
+A new command is one more function with `@app.command()`; its options come from `arguments`.
+"""
+
+from ..app import app
+
+from . import pruning, measuring, saved  # isort: skip  # the order of --help
+
+__all__ = ["app", "measuring", "pruning", "saved"]

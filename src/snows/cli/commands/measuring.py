@@ -1,0 +1,187 @@
+"""Commands that measure networks: accuracy, what a run would take, masks side by side."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...errors import ArgumentError, InputError
+from ..app import app
+from ..arguments import (
+    COMPARED_MASKS,
+    CellsOption,
+    ConfigOption,
+    DataOption,
+    DebugOption,
+    DeviceOption,
+    EffortOption,
+    ExcludeOption,
+    HorizonOption,
+    JsonOption,
+    LabelsOption,
+    LayersOption,
+    MarkdownOption,
+    MasksOption,
+    MemoryOption,
+    ModelArgument,
+    PatternOption,
+    PatternsOption,
+    PermuteOption,
+    PrunedOption,
+    QuietOption,
+    RecipeOption,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+)
+from ..interruption import Interrupted, kept_cells
+from ..request import Request, read_mask, split_patterns
+from ..rows import evaluation_row
+from ..tables import evaluation_table, make_console, print_comparison, print_inspection
+
+
+@app.command()
+def evaluate(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pruned: PrunedOption = None,
+    samples: SamplesOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Top-1, top-5 and loss against labels; agreement with the dense network and KL divergence from it.
+
+    For a language model: the perplexity of the tokens.
+
+    Samples that `snows prune` would calibrate on (the first --samples) are left out.
+    """
+    from copy import deepcopy
+
+    from ...results.report import finite
+    from ...results.storage import load
+
+    request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
+    dense, read = request.model_and_data()
+    networks = {"dense": dense}
+    if pruned is not None:
+        networks["pruned"] = load(pruned, deepcopy(dense))
+    if read.test is None:
+        raise InputError(
+            "no samples are left to evaluate on: all of them are used for calibration; "
+            f"lower --samples ({request.samples})"
+        )
+    if read.test_labels is None and pruned is None and not read.has_tokens:
+        raise InputError("the data has no labels: pass --pruned DIR to compare with the dense network, or give labels")
+    with request.step("evaluating"):
+        expected = None if pruned is None else dense
+        rows = [evaluation_row(name, network, read, expected) for name, network in networks.items()]
+    if as_json:
+        print(json.dumps(finite(rows), indent=2))
+    elif not quiet:
+        make_console().print(evaluation_table(rows, len(read.test)))
+
+
+@app.command()
+def inspect(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pattern: PatternOption = None,
+    horizon: HorizonOption = None,
+    layers: LayersOption = None,
+    exclude: ExcludeOption = None,
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
+    samples: SamplesOption = None,
+    device: DeviceOption = None,
+    memory: MemoryOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Each layer: its shape, whether it takes the pattern (if not, why), its horizon, estimates of memory and time.
+
+    Data is not needed for models that take images, nor for language models of Hugging Face: random samples are used.
+    The size of the images comes from --config ([data] size).
+    """
+    from dataclasses import asdict
+
+    from ...evaluation.inspection import inspect as look
+
+    request = Request.read(model, data, weights, samples, 0, config, device, quiet or as_json)
+    with request.step("reading and capturing the model"):
+        network = request.model(pretrained=request.is_embedded)
+        calibration = request.data().calibration if request.data_name else request.random_samples(network)
+        found = look(
+            network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
+            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort), samples=request.samples,
+            device=request.device, memory=memory,
+        )  # fmt: skip
+    if as_json:
+        totals = {"seconds": found.seconds, "memory_bytes": found.memory_bytes}
+        print(json.dumps({**asdict(found), **totals}, indent=2))
+    elif not quiet:
+        print_inspection(found)
+
+
+@app.command()
+def compare(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pattern: PatternsOption = None,
+    mask: MasksOption = None,
+    horizon: HorizonOption = None,
+    layers: LayersOption = None,
+    exclude: ExcludeOption = None,
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
+    samples: SamplesOption = None,
+    labels: LabelsOption = "model",
+    permute: PermuteOption = False,
+    out: CellsOption = None,
+    memory: MemoryOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    markdown: MarkdownOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Every mask to every pattern, each without and with SNOWS, in one table with time and memory.
+
+    A network that cannot be made is a row with the reason, and the others go on.
+    """
+    from ...evaluation.cells import plan_cells
+    from ...evaluation.comparison import compare as run
+    from ...evaluation.table import ComparisonInterrupted
+
+    if as_json and markdown:
+        raise ArgumentError("--json and --markdown are both given; expected one of them")
+    request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json or markdown)
+    chosen = request.recipe(recipe, effort)
+    patterns = split_patterns(pattern or [request.default_pattern])
+    names = [name.strip() for words in mask or [COMPARED_MASKS] for name in words.split(",")]
+    masks = {name: read_mask(name) for name in names}
+    plan_cells(patterns, masks)  # refuses wrong names before anything is read
+    dense, read = request.model_and_data()
+    options: dict[str, Any] = {
+        "test": read.test, "test_labels": read.test_labels, "labels": labels, "layers": layers, "exclude": exclude,
+        "horizon": horizon, "recipe": chosen, "device": request.device, "seed": seed, "permute": permute,
+        "memory": memory, "out": out, "progress": not request.quiet,
+    }  # fmt: skip
+    try:
+        found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
+    except ComparisonInterrupted as stop:
+        print_comparison(stop.comparison, as_json, markdown, quiet)
+        raise Interrupted(kept_cells(len(stop.comparison.pruned), out)) from stop
+    print_comparison(found, as_json, markdown, quiet)
+    if len(found.failed) == len(found.pruned):
+        raise InputError(f"nothing could be compared: {found.failed[0].name}: {found.failed[0].error}")

@@ -1,0 +1,142 @@
+"""The command that prunes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ArgumentError
+from ..app import app
+from ..arguments import (
+    CompactOption,
+    ConfigOption,
+    DataOption,
+    DebugOption,
+    DeviceOption,
+    EffortOption,
+    ExcludeOption,
+    ForceOption,
+    HorizonOption,
+    JsonOption,
+    LabelsOption,
+    LayersOption,
+    MaskOption,
+    MemoryOption,
+    ModelArgument,
+    OutOption,
+    PatternOption,
+    PermuteOption,
+    QuietOption,
+    RecipeOption,
+    ResumeOption,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+)
+from ..interruption import keeping_layers
+from ..request import Request, needs_pattern, read_mask
+from ..rows import evaluation_row
+from ..tables import print_prune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import nn
+
+    from ...api import Result
+    from ...data.sources import Data
+    from ...recipe import Recipe
+
+
+@app.command()
+def prune(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pattern: PatternOption = None,
+    mask: MaskOption = "magnitude",
+    horizon: HorizonOption = None,
+    layers: LayersOption = None,
+    exclude: ExcludeOption = None,
+    recipe: RecipeOption = None,
+    effort: EffortOption = None,
+    samples: SamplesOption = None,
+    labels: LabelsOption = "model",
+    permute: PermuteOption = False,
+    out: OutOption = None,
+    compact: CompactOption = False,
+    force: ForceOption = False,
+    resume: ResumeOption = None,
+    memory: MemoryOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Prune a model and re-adjust what is left. Without arguments: the embedded ResNet20, to 1:4.
+
+    Calibration samples need no labels. If the data has more samples than are used, the rest evaluates the result.
+    """
+    from dataclasses import replace
+
+    from ...api import prune as run
+    from ...results.storage import refuse_existing
+
+    if out is not None:
+        refuse_existing(out, force)
+    elif compact or force:
+        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
+    request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
+    chosen = request.recipe(recipe, effort)
+    if pattern is None and needs_pattern(mask):
+        pattern = request.default_pattern
+    dense, read = request.model_and_data()
+    options: dict[str, Any] = {
+        "mask": read_mask(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": request.device,
+        "labels": labels, "permute": permute, "memory": memory,
+    }  # fmt: skip
+    run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
+    with keeping_layers(resume):
+        result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume)
+        if out is not None:
+            replace(result, source=request.model_name).save(out, compact=compact, force=force)
+    print_prune(result.report, out, as_json, quiet)
+
+
+def _pruned_and_evaluated(
+    request: Request,
+    dense: nn.Module,
+    read: Data,
+    run: Callable[..., Result],
+    recipe: Recipe,
+    horizon: int | None,
+    resume: Path | None,
+) -> Result:
+    """The result. If there are test samples its report compares it with the mask alone (and the demo with K=0)."""
+    from dataclasses import replace
+
+    from ...data.preparation import capturing_once
+    from ...evaluation.classes import reference
+
+    show = not request.quiet
+    run_whole = partial(run, recipe=recipe, horizon=horizon, progress=show, resume=resume)
+    if read.test is None:
+        return run_whole()
+    with request.step("evaluating the dense network"):  # first: test samples that do not fit cost no time then
+        expected = reference(dense, read.test)
+        rows = [evaluation_row("dense", dense, read, expected)]
+    with capturing_once(dense):
+        with request.step("pruning with the mask alone"):
+            networks = {"mask only": run(solver=None, progress=False).model}
+        if request.is_embedded and horizon is None:
+            light = recipe.replace(sweeps=1, mask_steps=1)
+            networks["layer-wise (K=0)"] = run(recipe=light, horizon=0, progress=show).model
+        result = run_whole()
+    deepest = max(layer.horizon or 0 for layer in result.report.layers)
+    networks[f"SNOWS (K={deepest})"] = result.model
+    with request.step("evaluating"):
+        rows += [evaluation_row(name, network, read, expected) for name, network in networks.items()]
+    return replace(result, report=replace(result.report, evaluation=rows))
