@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .evaluation.table import Comparison
     from .evaluation.transfer import linear_probe
     from .events import Event
+    from .exports.exporting import Exported, export
     from .masks import Choice, LayerMethod, NetworkMethod
     from .masks.alps import ALPS
     from .masks.cap import CAP
@@ -49,6 +50,7 @@ _HOME = {
     "Choice": "masks",
     "Comparison": "evaluation.table",
     "Event": "events",
+    "Exported": "exports.exporting",
     "Inspection": "evaluation.inspection",
     "LayerMethod": "masks",
     "NM": "patterns",
@@ -63,6 +65,7 @@ _HOME = {
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
+    "export": "exports.exporting",
     "inspect": "evaluation.inspection",
     "linear_probe": "evaluation.transfer",
     "load": "results.storage",
@@ -87,6 +90,7 @@ __all__ = [
     "Comparison",
     "Event",
     "Exchange",
+    "Exported",
     "InputError",
     "Inspection",
     "LayerMethod",
@@ -109,6 +113,7 @@ __all__ = [
     "check_mask_method",
     "compare",
     "evaluate",
+    "export",
     "inspect",
     "linear_probe",
     "load",

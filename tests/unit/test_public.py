@@ -19,10 +19,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 NAMES = [
     "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Comparison",
-    "Event", "Exchange", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod", "Pattern", "Random",
-    "Recipe", "Report", "Result", "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured", "Verification", "Wanda",
-    "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate", "inspect", "linear_probe",
-    "load", "perplexity", "prune", "token_windows", "verify",
+    "Event", "Exchange", "Exported", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod",
+    "Pattern", "Random", "Recipe", "Report", "Result", "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured",
+    "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate",
+    "export", "inspect", "linear_probe", "load", "perplexity", "prune", "token_windows", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
@@ -44,6 +44,7 @@ FLAGS = {
         "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
+    "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],
 }  # fmt: skip
 PRUNE = [
     "model", "calibration", "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "effort", "device",
@@ -73,7 +74,7 @@ def test_flags_of_the_command_line() -> None:
     }
     assert found == FLAGS
     for name, entry in commands.items():
-        wanted = ["directory"] if name == "verify" else ["model"]
+        wanted = ["directory"] if name in ("verify", "export") else ["model"]
         assert [p.name for p in entry.params if p.param_type_name == "argument"] == wanted
         assert all(p.help for p in entry.params if p.param_type_name == "option")
 

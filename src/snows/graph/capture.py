@@ -42,17 +42,17 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     The graph is compared with the model itself at another batch size before it is returned.
     """
     _check_batch((args, kwargs))
-    example = _resized((args, kwargs), _CAPTURED_SAMPLES)
+    example = resized((args, kwargs), _CAPTURED_SAMPLES)
     _check_model(model, example)
     graph = _assemble(model, _export(model, *example))
-    other = _resized((args, kwargs), _CAPTURED_SAMPLES + 1)
+    other = resized((args, kwargs), _CAPTURED_SAMPLES + 1)
     _compare_with_model(model, graph, other)
     _find_sample_layouts(graph, pytree.tree_leaves(other))
     return graph
 
 
 def _check_batch(call: Call) -> None:
-    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(call) if _has_samples(leaf)}
+    sizes = {leaf.shape[0] for leaf in pytree.tree_leaves(call) if has_samples(leaf)}
     if not sizes:
         raise CaptureError("no input of the model is a tensor with a batch dimension; expected at least one")
     if len(sizes) > 1:
@@ -72,16 +72,16 @@ def _check_model(model: nn.Module, call: Call) -> None:
         ) from error
 
 
-def _has_samples(leaf: Any) -> bool:
+def has_samples(leaf: Any) -> bool:
     """Whether an input has one row per sample. Numbers and tensors without axes are the same for all samples."""
     return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
-def _resized(call: Call, samples: int) -> Call:
+def resized(call: Call, samples: int) -> Call:
     """The same call with this many samples; some are repeated if there are too few."""
 
     def resize(leaf: Any) -> Any:
-        if not _has_samples(leaf):
+        if not has_samples(leaf):
             return leaf
         return leaf[torch.arange(samples, device=leaf.device) % leaf.shape[0]]
 
@@ -98,11 +98,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
-    names = _positional_names(model, args)
-    shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if _has_samples(leaf) else None, (args, kwargs))
+    names = positional_names(model, args)
+    shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if has_samples(leaf) else None, (args, kwargs))
     dynamic_shapes = {**dict(zip(names, shapes[0], strict=True)), **shapes[1]}
     try:
-        with _quiet(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        with quietly(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             return made_functional(exported)
     except Exception as error:  # torch.export raises many kinds; each means the same to the caller
@@ -113,7 +113,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without torch's own warnings, log records and prints: before it raises, it prints whole graphs."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -125,7 +125,7 @@ def _quiet() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def _positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
+def positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
     """The names of the positional arguments: torch.export wants dynamic shapes by name."""
     parameters = list(inspect.signature(model.forward).parameters.values())
     variadic = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
@@ -310,7 +310,7 @@ def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
     """Note how the output of each operation and layer is laid out over samples: rotated inputs must rotate it."""
     samples = _CAPTURED_SAMPLES + 1
     # Rotated, not reversed: three samples made of two different ones read the same in both directions.
-    rotated = [leaf.roll(1, 0) if _has_samples(leaf) else leaf for leaf in leaves]
+    rotated = [leaf.roll(1, 0) if has_samples(leaf) else leaf for leaf in leaves]
     layers = [layer.node for layer in graph.layers if layer.in_graph]  # projections are layers but no operations
     with torch.no_grad():
         before, after = (graph.run_operations(batch, layers) for batch in (leaves, rotated))

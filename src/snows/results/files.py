@@ -68,6 +68,9 @@ def _flush(folder: Path) -> None:
     """Make the files readable for everybody. Until this returns, a power cut may lose what was written."""
     folder.chmod(0o755)
     for path in folder.iterdir():
+        if path.is_dir():  # exports may have folders inside
+            _flush(path)
+            continue
         path.chmod(0o644)
         with path.open("rb+") as stream:
             os.fsync(stream.fileno())

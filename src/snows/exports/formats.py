@@ -1,0 +1,55 @@
+"""The formats that a saved result can be exported to. Each has a module of this room, which is imported when needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ..errors import ArgumentError, InputError
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: the module with its `write`, the packages that it needs, and what it is."""
+
+    module: str
+    packages: tuple[str, ...]
+    about: str
+
+    @property
+    def missing(self) -> list[str]:
+        """Packages that are not installed."""
+        return [package for package in self.packages if find_spec(package) is None]
+
+
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+FORMATS = {
+    "onnx": Format("onnx_file", _ONNX, "an ONNX file with a dynamic batch, checked in ONNX Runtime"),
+    "tensorrt": Format("tensorrt_rules", _ONNX, "that ONNX file, the layers that TensorRT can run sparse, its command"),
+    "openvino": Format("openvino_ir", ("openvino",), "OpenVINO's model.xml and model.bin, checked on the CPU"),
+    "coreml": Format("coreml_package", ("coremltools",), "a Core ML package with sparse weights"),
+    "torch-2:4": Format("semi_structured", (), "half-precision weights for torch's semi-structured kernels"),
+    "torch-export": Format("program", (), "a program of torch.export"),
+    "hf": Format("hugging_face", ("transformers",), "a folder for from_pretrained of transformers"),
+    "safetensors": Format("weight_files", (), "the weights, dense and compact"),
+}
+# Formats that people may ask for.
+_DEAD = ("compressed-tensors", "sparse-24", "sparse24", "marlin-24", "marlin24")
+
+
+def find_format(name: str) -> Format:
+    """The format of this name, if all that it needs is installed."""
+    if name in _DEAD:
+        raise ArgumentError(
+            f"the format {name!r} is not offered, as vLLM removed its sparse kernels in 2026 and nothing else runs it; "
+            f"expected {', '.join(FORMATS)}"
+        )
+    if name not in FORMATS:
+        raise ArgumentError(f"the format {name!r} is not known; expected {', '.join(FORMATS)}")
+    if missing := FORMATS[name].missing:
+        raise InputError(
+            f"{name} needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; "
+            f"install with: pip install {' '.join(FORMATS[name].packages)}"
+        )
+    return FORMATS[name]
