@@ -118,7 +118,7 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
 def own_choices(
     kind: NetworkKind, device: str, rules: PatternRules | None, effort: Effort = "default"
 ) -> dict[str, Any]:
-    """What "auto" means. Measured on held-out calibration data: the best that its cost is worth (docs/appendix/method.md)."""
+    """What "auto" means: the best that its cost is worth on held-out calibration data (docs/appendix/method.md)."""
     if kind.attention:
         last = _TRANSFORMER_DISTILL.choices(effort, device, wanted=kind.images)
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
