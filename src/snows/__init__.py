@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
     from .evaluation.table import Comparison
+    from .evaluation.tolerance import Sensitivity, sensitivity
     from .evaluation.transfer import linear_probe
     from .events import Event
     from .masks import Choice, LayerMethod, NetworkMethod
@@ -57,6 +58,7 @@ _HOME = {
     "Recipe": "recipe",
     "Report": "results.report",
     "Result": "results.result",
+    "Sensitivity": "evaluation.tolerance",
     "Unstructured": "patterns",
     "Verification": "results.verification",
     "attention_map": "evaluation.attention",
@@ -68,6 +70,7 @@ _HOME = {
     "load": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
     "verify": "results.verification",
     **{name: f"masks.{module}" for module, name in CLASSES.items()},
@@ -97,6 +100,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Result",
+    "Sensitivity",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
@@ -114,6 +118,7 @@ __all__ = [
     "load",
     "perplexity",
     "prune",
+    "sensitivity",
     "token_windows",
     "verify",
 ]

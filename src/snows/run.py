@@ -272,6 +272,7 @@ class Run:
             "calibration": digest([samples.leaves, samples.labels]),
             "samples": samples.count,
             "pattern": None if task.rules is None else str(task.rules),
+            "measurements": [] if task.rules is None else [curves.digest for curves in task.rules.curves],
             "mask": describe(task.mask),
             "layers": task.layers and list(task.layers),
             "exclude": task.exclude and list(task.exclude),
