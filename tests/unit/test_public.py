@@ -21,8 +21,8 @@ NAMES = [
     "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Comparison",
     "Event", "Exchange", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod", "Pattern", "Random",
     "Recipe", "Report", "Result", "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured", "Verification", "Wanda",
-    "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate", "inspect", "linear_probe",
-    "load", "perplexity", "prune", "token_windows", "verify",
+    "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate", "freeze", "inspect",
+    "linear_probe", "load", "load_masks", "perplexity", "prune", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
