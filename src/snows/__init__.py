@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .results.report import Report
     from .results.result import Result
-    from .results.storage import load
+    from .results.storage import load, load_masks
     from .results.verification import Verification, verify
+    from .training.frozen import freeze, unfreeze
 
 _HOME = {
     "Choice": "masks",
@@ -65,13 +66,16 @@ _HOME = {
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
+    "freeze": "training.frozen",
     "inspect": "evaluation.inspection",
     "linear_probe": "evaluation.transfer",
     "load": "results.storage",
+    "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
     "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
+    "unfreeze": "training.frozen",
     "verify": "results.verification",
     **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
@@ -113,13 +117,16 @@ __all__ = [
     "check_mask_method",
     "compare",
     "evaluate",
+    "freeze",
     "inspect",
     "linear_probe",
     "load",
+    "load_masks",
     "perplexity",
     "prune",
     "sensitivity",
     "token_windows",
+    "unfreeze",
     "verify",
 ]
 

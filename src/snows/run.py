@@ -36,6 +36,7 @@ from .events import (
     RunStarted,
 )
 from .graph import Graph
+from .graph.flops import network_flops
 from .masks import Choice, MaskMethod, NetworkMethod, default_spread
 from .masks.given import settle_reference, warn_of_empty_rows
 from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read_mask
@@ -325,14 +326,17 @@ class Run:
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:
-        task, plan = self.task, self._plan
+        task, plan, flops = self.task, self._plan, network_flops(self.graph)
         together = {p.layer.name: tuple(other.layer.name for other in group) for group in plan.groups for p in group}
 
         def facts(planned: PlannedLayer) -> LayerFacts:
             layer = planned.layer
             pattern = "given" if planned.pattern is None else str(planned.pattern)
             horizon = planned.horizon if task.readjusts else None
-            return LayerFacts(layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name])
+            return LayerFacts(
+                layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name],
+                flops.layers[layer.parameter],
+            )  # fmt: skip
 
         return RunStarted(
             model=type(task.model).__name__,
@@ -347,6 +351,8 @@ class Run:
             seed=task.seed,
             device=_device_facts(self.device)[0],
             versions=_versions(),
+            flops=flops.total,
+            attention_flops=flops.attention,
         )
 
 

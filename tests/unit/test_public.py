@@ -22,8 +22,8 @@ NAMES = [
     "Event", "Exchange", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod", "Pattern",
     "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning", "SparseGPT",
     "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method",
-    "compare", "evaluate", "inspect", "linear_probe", "load", "perplexity", "prune", "sensitivity", "token_windows",
-    "verify",
+    "compare", "evaluate", "freeze", "inspect", "linear_probe", "load", "load_masks", "perplexity", "prune",
+    "sensitivity", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
