@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
     from .evaluation.table import Comparison
+    from .evaluation.tolerance import Sensitivity, sensitivity
     from .evaluation.transfer import linear_probe
     from .events import Event
     from .masks import Choice, LayerMethod, NetworkMethod
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .results.report import Report
     from .results.result import Result
-    from .results.storage import load
+    from .results.storage import load, load_masks
     from .results.verification import Verification, verify
+    from .training.frozen import freeze, unfreeze
 
 _HOME = {
     "Choice": "masks",
@@ -57,18 +59,23 @@ _HOME = {
     "Recipe": "recipe",
     "Report": "results.report",
     "Result": "results.result",
+    "Sensitivity": "evaluation.tolerance",
     "Unstructured": "patterns",
     "Verification": "results.verification",
     "attention_map": "evaluation.attention",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
+    "freeze": "training.frozen",
     "inspect": "evaluation.inspection",
     "linear_probe": "evaluation.transfer",
     "load": "results.storage",
+    "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
+    "unfreeze": "training.frozen",
     "verify": "results.verification",
     **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
@@ -97,6 +104,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Result",
+    "Sensitivity",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
@@ -109,12 +117,16 @@ __all__ = [
     "check_mask_method",
     "compare",
     "evaluate",
+    "freeze",
     "inspect",
     "linear_probe",
     "load",
+    "load_masks",
     "perplexity",
     "prune",
+    "sensitivity",
     "token_windows",
+    "unfreeze",
     "verify",
 ]
 
