@@ -29,7 +29,7 @@ class _LastStage:
         return {"finish_steps": steps, "finish_rate": self.rate}
 
 
-_TRANSFORMER_DISTILL = _LastStage({"fast": 1000, "default": 1500, "best": 5000}, rate=1e-3)
+_TRANSFORMER_DISTILL = _LastStage({"fast": 600, "default": 1500, "best": 5000}, rate=1e-3)
 _CONVOLUTIONAL_DISTILL = _LastStage({"fast": 0, "default": 1000, "best": 3000}, rate=3e-4)
 _CPU_SHARE_OF_STEPS = 10  # a tenth of the steps is most of the gain
 
