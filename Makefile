@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-all lint format docs-table clean
+.PHONY: demo test test-all lint format docs docs-table clean
 
 demo: $(INSTALLED)  ## prune the embedded ResNet20 to 1:4
 	$(BIN)/snows prune
@@ -25,6 +25,11 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(INSTALLED)  ## make the site: build/docs/index.html
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+	@echo "open build/docs/index.html"
+
 docs-table: $(INSTALLED)  ## write the README's tables from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
 
@@ -34,4 +39,4 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build .pytest_cache .mypy_cache .ruff_cache

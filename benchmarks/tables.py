@@ -13,8 +13,8 @@ from typing import Any
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
-MASKS, TRANSFORMERS, SPEED = DOCS / "masks.md", DOCS / "transformers.md", DOCS / "speed.md"
+README, APPENDIX = HERE.parent / "README.md", HERE.parent / "docs" / "appendix"
+MASKS, TRANSFORMERS, SPEED = (APPENDIX / f"{name}.md" for name in ("masks", "transformers", "speed"))
 ROLES = {"qkv": "query, key, value", "mlp": "MLP", "qkv,out,mlp": "all 48 matrices"}
 TITLES = {
     "resnet20": "ResNet20, CIFAR-10",

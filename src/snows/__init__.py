@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .evaluation.inspection import Inspection, inspect
     from .evaluation.language import perplexity, token_windows
     from .evaluation.table import Comparison
+    from .evaluation.tolerance import Sensitivity, sensitivity
     from .evaluation.transfer import linear_probe
     from .events import Event
     from .exports.exporting import Exported, export
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
     from .recipe import Recipe
     from .results.report import Report
     from .results.result import Result
-    from .results.storage import load
+    from .results.storage import load, load_masks
     from .results.verification import Verification, verify
+    from .training.frozen import freeze, unfreeze
 
 _HOME = {
     "Choice": "masks",
@@ -59,6 +61,7 @@ _HOME = {
     "Recipe": "recipe",
     "Report": "results.report",
     "Result": "results.result",
+    "Sensitivity": "evaluation.tolerance",
     "Unstructured": "patterns",
     "Verification": "results.verification",
     "attention_map": "evaluation.attention",
@@ -66,12 +69,16 @@ _HOME = {
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
     "export": "exports.exporting",
+    "freeze": "training.frozen",
     "inspect": "evaluation.inspection",
     "linear_probe": "evaluation.transfer",
     "load": "results.storage",
+    "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
+    "unfreeze": "training.frozen",
     "verify": "results.verification",
     **{name: f"masks.{module}" for module, name in CLASSES.items()},
 }
@@ -101,6 +108,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Result",
+    "Sensitivity",
     "SnowsError",
     "SnowsWarning",
     "SparseGPT",
@@ -114,12 +122,16 @@ __all__ = [
     "compare",
     "evaluate",
     "export",
+    "freeze",
     "inspect",
     "linear_probe",
     "load",
+    "load_masks",
     "perplexity",
     "prune",
+    "sensitivity",
     "token_windows",
+    "unfreeze",
     "verify",
 ]
 

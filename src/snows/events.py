@@ -41,6 +41,7 @@ class LayerFacts:
     pattern: str  # "given" where the mask was given
     horizon: int | None  # None: mask only
     group: tuple[str, ...]  # the layers it is solved together with, itself included
+    flops: int = 0  # of the dense layer, for one sample
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class RunStarted(Event):
     seed: int
     device: str
     versions: Mapping[str, str]
+    flops: int = 0  # of the dense network, for one sample
+    attention_flops: int = 0  # of these, products of two activations
 
     def __str__(self) -> str:
         return f"{self.model} to {self.pattern}"

@@ -74,7 +74,7 @@ class Recipe:
             dense weights applied to the pruned network's activations (the paper); "auto": by the kind of network.
         normalization: Of the K-step loss, see `snows.solve.objective`.
         curvature: "auto" takes Gauss-Newton products where they equal the Hessian's, and the exact Hessian elsewhere
-            (in transformers that is much worse, see docs/transformers.md).
+            (in transformers that is much worse, see docs/appendix/transformers.md).
         start: "closed-form": least squares (K=0), unless the masked weights are better; "masked": the masked weights.
         preconditioner: "rows": CG is preconditioned with the factors of the closed form; None: it is not.
         ridge: Relative damping of the closed form.

@@ -36,6 +36,7 @@ from .events import (
     RunStarted,
 )
 from .graph import Graph
+from .graph.flops import network_flops
 from .masks import Choice, MaskMethod, NetworkMethod, default_spread
 from .masks.given import settle_reference, warn_of_empty_rows
 from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read_mask
@@ -272,6 +273,7 @@ class Run:
             "calibration": digest([samples.leaves, samples.labels]),
             "samples": samples.count,
             "pattern": None if task.rules is None else str(task.rules),
+            "measurements": [] if task.rules is None else [curves.digest for curves in task.rules.curves],
             "mask": describe(task.mask),
             "layers": task.layers and list(task.layers),
             "exclude": task.exclude and list(task.exclude),
@@ -324,14 +326,17 @@ class Run:
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:
-        task, plan = self.task, self._plan
+        task, plan, flops = self.task, self._plan, network_flops(self.graph)
         together = {p.layer.name: tuple(other.layer.name for other in group) for group in plan.groups for p in group}
 
         def facts(planned: PlannedLayer) -> LayerFacts:
             layer = planned.layer
             pattern = "given" if planned.pattern is None else str(planned.pattern)
             horizon = planned.horizon if task.readjusts else None
-            return LayerFacts(layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name])
+            return LayerFacts(
+                layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name],
+                flops.layers[layer.parameter],
+            )  # fmt: skip
 
         return RunStarted(
             model=type(task.model).__name__,
@@ -346,6 +351,8 @@ class Run:
             seed=task.seed,
             device=_device_facts(self.device)[0],
             versions=_versions(),
+            flops=flops.total,
+            attention_flops=flops.attention,
         )
 
 

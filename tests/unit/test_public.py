@@ -20,9 +20,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 NAMES = [
     "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Comparison",
     "Event", "Exchange", "Exported", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod",
-    "Pattern", "Random", "Recipe", "Report", "Result", "SnowsError", "SnowsWarning", "SparseGPT", "Unstructured",
-    "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method", "compare", "evaluate",
-    "export", "inspect", "linear_probe", "load", "perplexity", "prune", "token_windows", "verify",
+    "Pattern", "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning", "SparseGPT",
+    "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method",
+    "compare", "evaluate", "export", "freeze", "inspect", "linear_probe", "load", "load_masks", "perplexity", "prune",
+    "sensitivity", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
@@ -42,6 +43,10 @@ FLAGS = {
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
         "--samples", "--labels", "--permute", "--out", "--memory", "--device", "--seed", "--json", "--markdown",
         "--quiet", "--config", "--debug",
+    ],
+    "sensitivity": [
+        "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
+        "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],

@@ -21,7 +21,7 @@ from tests.networks import example, make
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 INLINE = re.findall(r"`(snows\.\w+\([^`]*\))`", README)
 COMMANDS = sorted(

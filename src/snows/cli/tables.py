@@ -14,6 +14,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
     from ..evaluation.table import Comparison
+    from ..evaluation.tolerance import Level, Sensitivity
+    from ..graph.flops import FlopCount
     from ..results.report import Report
     from ..results.verification import Verification
 
@@ -31,6 +33,8 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
+    if report.network_flops:
+        console.print(f"  {_flops(report.flops)}")
     if report.recalled_solves:
         console.print(f"  {report.recalled_solves} solves were finished before and are not in this time")
     rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
@@ -127,6 +131,43 @@ def print_inspection(found: Inspection) -> None:
         f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
         + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
+    console.print(_flops(found.flops))
+
+
+def _flops(count: FlopCount) -> str:
+    without = f" ({count.reduction_without_attention:.2f} without attention's products)" if count.attention else ""
+    return (
+        f"FLOPs of one sample: {count.dense / 1e9:.3g} G dense, {count.sparse / 1e9:.3g} G sparse, "
+        f"{count.reduction:.2f} times fewer{without}"
+    )
+
+
+def print_sensitivity(found: Sensitivity, console: Console) -> None:
+    """Errors with the mask only and re-adjusted, layer by layer; below them the accuracy, where it was measured."""
+    shown = list(found.patterns)
+    names = max(len(layer.name) for layer in found.layers) + 3
+    while len(shown) > 1 and names + 16 * len(shown) > console.width:
+        shown.pop(0)  # the mildest come first
+    table = Table(title=f"{found.model}: one layer pruned, all others dense; {found.judged_samples} samples")
+    table.add_column("layer", overflow="fold")
+    for pattern in shown:
+        table.add_column(pattern, justify="right")
+    for layer in found.layers:
+        levels = [layer.level(pattern) for pattern in shown]
+        table.add_row(layer.name, *("–" if level is None else _levels(level) for level in levels))
+    console.print(table)
+    dense = "" if found.dense_accuracy is None else f", and accuracy (dense {found.dense_accuracy:.1%})"
+    console.print(f"error of the outputs, relative to their variance{dense}: mask only → re-adjusted")
+    if left_out := [pattern for pattern in found.patterns if pattern not in shown]:
+        console.print(f"Too wide for this terminal: {', '.join(left_out)}; --json and --out show them.")
+
+
+def _levels(level: Level) -> str:
+    masked, readjusted = level.mask_only, level.readjusted
+    text = f"{100 * masked.error:.2g} → {100 * readjusted.error:.2g} %"
+    if masked.accuracy is None or readjusted.accuracy is None:
+        return text
+    return f"{text}\n{100 * masked.accuracy:.1f} → {100 * readjusted.accuracy:.1f} %"
 
 
 def print_verification(directory: Path, found: Verification, as_json: bool, quiet: bool) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..graph import Layer
 from ..linalg.gram import damped
 
-_PATCH_BYTES = 1 << 28  # patches that are formed at once
+_PATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # formed at once: caches like few, a GPU large products
 _WIDE = 1024  # columns from which on the symmetry of a Gram matrix saves time
 
 
@@ -26,22 +26,13 @@ class Moments:
     @classmethod
     def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
         """Sum over pairs (X, Y), each groups x positions x …, in double precision."""
-        gram = cross = torch.zeros(())
+        gram = cross = torch.zeros((), dtype=torch.float64)
         energy, count = 0.0, 0
         for x, y in pairs:
-            place = "cpu" if x.device.type == "mps" else x.device  # mps has no double precision
-            transposed = x.transpose(1, 2)
-            gram = gram.to(place) + second_moment(x).to(place).double()
-            cross = cross.to(place) + (transposed @ y).to(place).double()
-            energy += float(
-                torch.linalg.vector_norm(y, dim=1, dtype=torch.promote_types(y.dtype, torch.float32))
-                .to(place)
-                .double()
-                .square()
-                .sum()
-            )
+            gram, cross = _add(gram, second_moment(x)), _add(cross, x.transpose(1, 2) @ y)
+            energy += float(torch.linalg.vector_norm(y, dtype=torch.promote_types(y.dtype, torch.float32))) ** 2
             count += x.shape[1]
-        return cls(gram / count, cross / count, energy / count)
+        return cls(gram.div_(count), cross.div_(count), energy / count)
 
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
         """The unpruned least-squares weights (rows x columns), damped towards `weight`."""
@@ -50,6 +41,12 @@ class Moments:
         change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
         refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
         return refitted
+
+
+def _add(total: Tensor, part: Tensor) -> Tensor:
+    """The sum, in double precision and in place. `total` is a scalar zero at first."""
+    part = part.cpu() if part.device.type == "mps" else part  # mps has no double precision
+    return total.add_(part) if total.ndim else part.double()
 
 
 def second_moment(x: Tensor) -> Tensor:
@@ -87,4 +84,6 @@ def samples_at_once(layer: Layer, x: Tensor) -> int:
     if not layer.is_convolution:  # the first axis of a linear layer's input may not be samples alone
         return max(len(x), 1)
     kernel = layer.columns * layer.groups / x.shape[1]
-    return max(1, int(_PATCH_BYTES / (x[0].numel() * x.element_size() * kernel)))
+    at_least = _PATCH_BYTES.get(x.device.type, _PATCH_BYTES["cpu"])
+    patches = max(at_least, layer.columns**2 * x.element_size())  # adding up Gram matrices takes time, too
+    return max(1, int(patches / (x[0].numel() * x.element_size() * kernel)))

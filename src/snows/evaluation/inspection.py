@@ -11,7 +11,8 @@ from torch import nn
 
 from ..data.preparation import prepare
 from ..devices.memory import as_bytes, memory_limits
-from ..graph import Graph, Segment
+from ..graph import Graph, Layer, Segment
+from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
 from ..plan import Names, Plan, PlannedLayer, make_plan
 from ..recipe import Effort, Recipe, as_recipe
@@ -35,6 +36,7 @@ class LayerInspection:
     curvature: str = ""
     memory_bytes: int = 0
     seconds: float = 0.0
+    flops: int = 0  # of the dense layer, for one sample
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Inspection:
         sweeps: Passes over all layers.
         layers: Every layer. Those that stay dense come last, each with its reason.
         network_weights: All weights of the model, biases and norms included.
+        flops: Operations for one sample, `dense` and `sparse`, if every layer has the sparsity of its pattern.
         finish_seconds: Estimate for the last stage; 0 if there is none.
 
     Example:
@@ -64,6 +67,7 @@ class Inspection:
     sweeps: int
     layers: tuple[LayerInspection, ...]
     network_weights: int
+    flops: FlopCount
     finish_seconds: float = 0.0
 
     @property
@@ -129,10 +133,23 @@ def inspect(
     micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits)
     estimate = Estimate(graph, plan, settings, limits, prepared.device, fitted, micro)
     rows = _pruned_layers(estimate, plan, speed)
-    rows += [LayerInspection(layer.name, tuple(layer.shape), None, reason) for layer, reason in plan.dense]
+    rows += [_dense_layer(layer, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
-    last_stage = _finish_seconds(graph, settings, fitted, speed)
-    return Inspection(type(model).__name__, shown, settings.sweeps, tuple(rows), weights, last_stage)
+    kept = {planned.layer.parameter: 1 - planned.required_pattern.sparsity for planned in plan.pruned}
+    return Inspection(
+        model=type(model).__name__,
+        samples=shown,
+        sweeps=settings.sweeps,
+        layers=tuple(rows),
+        network_weights=weights,
+        flops=network_flops(graph).sparse(kept),
+        finish_seconds=_finish_seconds(graph, settings, fitted, speed),
+    )
+
+
+def _dense_layer(layer: Layer, reason: str) -> LayerInspection:
+    flops = int(layer.node.meta["flops"]) if layer.in_graph else 0
+    return LayerInspection(layer.name, tuple(layer.shape), None, reason, flops=flops)
 
 
 def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerInspection]:
@@ -151,6 +168,7 @@ def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerIn
                 curvature=curvature_kind(estimate.settings.curvature, segment),
                 memory_bytes=estimate.of_group(group),
                 seconds=_layer_flops(estimate, planned, group, segment) / speed,
+                flops=int(planned.layer.node.meta["flops"]),
             )
         )
     return rows

@@ -115,6 +115,11 @@ class Graph:
     # Questions
 
     @property
+    def parameter_nodes(self) -> Collection[Node]:
+        """The nodes that stand for parameters and buffers."""
+        return self._parameter_names.keys()
+
+    @property
     def vectors(self) -> list[str]:
         """Biases, scales and shifts: trained parameters with one dimension that nothing else was computed from."""
         names = self._parameter_names

@@ -105,10 +105,10 @@ class Layer:
         kernel = math.prod(self.shape[2:])
         if kernel == 1:
             return value
-        order = torch.arange(self.columns, device=value.device).view(kernel, -1).T.flatten()
-        for axis in axes:
-            value = value.index_select(axis, order)
-        return value
+        shape = value.shape
+        for axis in sorted((axis % len(shape) for axis in axes), reverse=True):  # of views, so that it is copied once
+            value = value.unflatten(axis, (kernel, -1)).transpose(axis, axis + 1)
+        return value.reshape(shape)
 
     def outputs(self, y: Tensor) -> Tensor:
         """The layer's output in the layout of `patches`: groups x positions x outputs of a group."""

@@ -29,31 +29,30 @@ class KeptBlocks:
 
 
 def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> Iterator[KeptBlocks]:
-    """The blocks of all rows, in chunks of bounded size; rows that keep equally many columns come together.
+    """The blocks of all rows, in chunks of bounded size.
 
-    `gram` is groups x columns x columns; `kept` is rows x columns, the rows of one group after those of another.
+    Rows that keep equally many columns come together, whatever their group: depthwise convolutions have as many groups
+    as channels. `gram` is groups x columns x columns; `kept` is rows x columns, the rows of one group after those of another.
     """
-    rows_per_group = kept.shape[0] // gram.shape[0]
+    group_of = torch.arange(len(kept), device=kept.device) // (len(kept) // len(gram))
     chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])
     if most_bytes is not None:
         chunk_bytes = min(chunk_bytes, most_bytes)
     mean_diagonal = float(gram.diagonal(dim1=1, dim2=2).mean()) or 1.0
     counts = kept.sum(1)
     columns = (~kept).to(torch.uint8).argsort(dim=1, stable=True)  # kept ones first, in order
-    for group in range(gram.shape[0]):
-        first = group * rows_per_group
-        order = first + counts[first : first + rows_per_group].argsort(stable=True)
-        widest = max(int(counts[order[-1]]), 1)
-        for rows in order.split(max(1, chunk_bytes // (widest**2 * gram.element_size()))):
-            narrow, wide = torch.stack(counts[rows].aminmax()).tolist()
-            width = max(wide, 1)
-            chosen = columns[rows, :width]
-            block = gram[group][chosen[:, :, None], chosen[:, None, :]]
-            real = torch.arange(width, device=rows.device) < counts[rows, None]
-            if narrow < width:
-                block *= real[:, :, None] & real[:, None, :]
-                block.diagonal(dim1=1, dim2=2).add_(~real, alpha=mean_diagonal)
-            yield KeptBlocks(rows, chosen, real, block)
+    order = counts.argsort(stable=True)
+    widest = max(int(counts[order[-1]]), 1)
+    for rows in order.split(max(1, chunk_bytes // (widest**2 * gram.element_size()))):
+        narrow, wide = torch.stack(counts[rows].aminmax()).tolist()
+        width = max(wide, 1)
+        chosen = columns[rows, :width]
+        block = gram[group_of[rows, None, None], chosen[:, :, None], chosen[:, None, :]]
+        real = torch.arange(width, device=rows.device) < counts[rows, None]
+        if narrow < width:
+            block *= real[:, :, None] & real[:, None, :]
+            block.diagonal(dim1=1, dim2=2).add_(~real, alpha=mean_diagonal)
+        yield KeptBlocks(rows, chosen, real, block)
 
 
 def inverted(blocks: Tensor) -> Tensor | None:

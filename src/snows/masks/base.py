@@ -94,7 +94,7 @@ class LayerMethod(Protocol):
     """A mask method that chooses the mask of one layer at a time. Any object with this method is one.
 
     `choose_layer` is called when the cascade arrives at the layer. It gets the `name` of the parameter; its `weight` in
-    the layer's own shape (outputs, inputs per group, *kernel); `gram`, the second moment of the layer's inputs (groups
+    the layer's own shape (outputs, inputs per group, kernel …); `gram`, the second moment of the layer's inputs (groups
     x columns x columns, with inputs per group x kernel columns); and the layer's `pattern`.
     `snows.check_mask_method` checks that a method keeps the rules.
 

@@ -21,10 +21,10 @@ from ..errors import InputError
 from ..graph import Graph, Layer
 from ..graph.segment import SampleLayout
 from ..patterns import Pattern
+from .trials import Trial, Trials, judged_samples
 
 _MICRO_BATCH = {"cpu": 100, "cuda": 250}
 _LOSS_SAMPLES = 1000  # enough to tell masks apart
-_ERROR_SAMPLES = 250  # enough to see how much a layer matters
 _PATCH_BYTES = 1 << 29
 
 
@@ -55,7 +55,6 @@ class CalibratedNetwork:
         self._keep_bytes = keep_bytes
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._predictions: Tensor | None = None
-        self._outputs: list[Tensor] | None = None
 
     def gradients(self, count: int, batch: int = 1) -> Iterator[tuple[str, Tensor]]:
         """For each layer, `count` gradients as rows, each the mean over `batch` samples; fewer if samples run out."""
@@ -91,21 +90,10 @@ class CalibratedNetwork:
             stream.advance(layer.position)
             yield layer.parameter, gram_of_inputs(layer, (stream[i][layer.input] for i in range(stream.fitted)))
 
-    def output_error(self, weights: Mapping[str, Tensor]) -> float:
-        """How far the outputs move with these weights instead of the network's own, relative to their variance."""
-        count = min(self.samples.count, _ERROR_SAMPLES)
-        if self._outputs is None:
-            self._outputs = self._run(count, self.parameters)
-        outputs = self._run(count, {**self.parameters, **weights})
-        pairs = list(zip(outputs, self._outputs, strict=True))
-        return sum(float((a - b).square().mean() / b.var().clamp(min=1e-12)) for a, b in pairs) / len(pairs)
-
-    def _run(self, count: int, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-        """The network's floating-point outputs, each in one tensor."""
-        with torch.no_grad():
-            parts = [self.graph.run(self.samples.rows(begin, end), parameters) for begin, end in self._ranges(count)]
-        columns = [column for column in zip(*parts, strict=True) if isinstance(column[0], Tensor)]
-        return [torch.cat([v.flatten() for v in column]) for column in columns if column[0].is_floating_point()]
+    def trials(self) -> Iterator[Trial]:
+        """Every layer of the dense network, to be changed alone."""
+        judged, _ = self.samples.split(judged_samples(self.graph, self.samples.count))
+        yield from Trials(self.graph, self.layers, self.samples, judged)
 
     def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
         """Layers whose gradients fit in memory together; a layer that is too large comes alone."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .curves import Curves
 
 Spread = Literal["uniform", "global", "erk", "lamp", "owl", "measured"]
 SPREADS: tuple[Spread, ...] = get_args(Spread)
@@ -44,6 +45,7 @@ class Budget:
     of: Literal["weights", "flops"] = "weights"
     least: float = 0.0
     most: float | None = None
+    curves: Curves | None = None
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -58,6 +60,8 @@ class Budget:
             raise ArgumentError(
                 f"{kind}: a share of the flops cannot be spread {self.spread!r}; expected 'measured' or 'uniform'"
             )
+        if self.curves is not None and self.spread != "measured":
+            raise ArgumentError(f"{kind}: curves are for the spread 'measured', but spread is {self.spread!r}")
         if not 0 <= self.least <= self.sparsity <= (1 if self.most is None else self.most) <= 1:
             raise ArgumentError(
                 f"{kind}({self.sparsity}): least is {self.least} and most {self.most}; "

@@ -5,14 +5,15 @@ global    by the magnitude of all weights together (network methods rank by thei
 erk       density in proportion to (inputs + outputs + kernel) / size: small layers keep more (Evci et al. 2020)
 lamp      by w^2 over the sum of the squares that are not smaller in its layer, ranked together (Lee et al. 2021)
 owl       layers with more outliers of |w| times input norm keep more (Yin et al. 2024)
-measured  the sparsities with the least sum of measured output errors, by dynamic programming
+measured  the sparsities with the least sum of measured output errors, by dynamic programming; measured now, or by
+          `snows sensitivity` before
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,6 +35,19 @@ _HARMS_DEPTHWISE = 0.5  # the sparsity from which on depthwise layers suffer
 _HALVINGS = 60
 
 
+class Trial(Protocol):
+    """One layer, whose weight may be exchanged for another."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def gram(self) -> Tensor:
+        """The second moment of its inputs in the dense network."""
+
+    def error(self, weight: Tensor) -> float:
+        """How far the network's outputs move with this weight, relative to their variance."""
+
+
 class Measured(Protocol):
     """What the rules need to know of the network."""
 
@@ -45,8 +59,8 @@ class Measured(Protocol):
     def grams(self) -> Iterator[tuple[str, Tensor]]:
         """For each layer the second moment of its inputs in the dense network."""
 
-    def output_error(self, weights: Mapping[str, Tensor]) -> float:
-        """How far the network's outputs move with these weights instead of its own, relative to their variance."""
+    def trials(self) -> Iterator[Trial]:
+        """Every layer, to be changed alone."""
 
 
 def spread_out(
@@ -182,7 +196,14 @@ def _owl(budget: Budget, weights: Weights, network: Measured) -> list[int]:
 def _measured(budget: Budget, weights: Weights, network: Measured) -> list[int]:
     """The levels of all layers with the least sum of errors that remove enough (weights, or multiplications)."""
     counts = {name: _levels(budget, weight.numel()) for name, weight in weights.items()}
-    errors = {name: _errors(counts[name], name, gram, network) for name, gram in network.grams() if name in weights}
+    if budget.curves is not None:
+        errors = {name: budget.curves.errors(name, w.numel(), counts[name]) for name, w in weights.items()}
+    else:
+        errors = {
+            trial.name: _errors(counts[trial.name], weights[trial.name], trial)
+            for trial in network.trials()
+            if trial.name in weights
+        }
     price = [network.uses[name] if budget.of == "flops" else 1 for name in weights]
     sizes = [w.numel() for w in weights.values()]
     gains = [[p * count for count in counts[name]] for p, name in zip(price, weights, strict=True)]
@@ -200,17 +221,19 @@ def _levels(budget: Budget, size: int) -> list[int]:
     return sorted({min(max(round(level * size), least), most) for level in (*_LEVELS, budget.sparsity)})
 
 
-def _errors(counts: Sequence[int], name: str, gram: Tensor, network: Measured) -> list[float]:
+def _errors(counts: Sequence[int], weight: Tensor, trial: Trial) -> list[float]:
     """The network's output error once the layer lost so many of its smallest weights and was refitted."""
-    weight = network.weights[name]
+    masks = (without_lowest(weight.abs(), count) for count in counts)
+    refitted = refits(weight, trial.gram, masks)
+    return [trial.error(new) if count else 0.0 for count, new in zip(counts, refitted, strict=True)]
+
+
+def refits(weight: Tensor, gram: Tensor, masks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """For each mask the kept weights by which the layer's outputs are closest to those of the whole weight."""
     rows, gram = as_rows(weight, gram)
     gram = damped(gram, _DAMPING)
-    errors = []
-    for count in counts:
-        kept = in_rows(without_lowest(weight.abs(), count), gram)
-        refitted = from_rows(least_squares(rows, gram, kept), weight)
-        errors.append(network.output_error({name: refitted}) if count else 0.0)
-    return errors
+    for mask in masks:
+        yield from_rows(least_squares(rows, gram, in_rows(mask, gram)), weight)
 
 
 def cheapest_levels(errors: Sequence[Sequence[float]], gains: Sequence[Sequence[float]], needed: float) -> list[int]:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from ..errors import ArgumentError
 from .base import Pattern
+from .curves import Curves
 from .nm import NM
 from .unstructured import Unstructured
 
@@ -51,13 +52,22 @@ class PatternRules:
         if isinstance(given, str) and ("=" in given or "," in given):
             given = _split_rules(given)
         if not isinstance(given, Mapping):
-            return cls((("*", parse_pattern(given)),))
+            given = {"*": given}
         rules = [(str(glob), parse_pattern(text)) for glob, text in given.items()]
-        return cls(tuple(sorted(rules, key=lambda rule: rule[0] == "*")))
+        found = cls(tuple(sorted(rules, key=lambda rule: rule[0] == "*")))
+        for curves in found.curves:
+            _ = curves.layers  # reads the file: a wrong one costs the user nothing now
+        return found
 
     def of(self, name: str) -> Pattern | None:
         """The pattern of the layer of this name; None if it stays dense."""
         return next((pattern for glob, pattern in self.rules if fnmatchcase(name, glob)), None)
+
+    @property
+    def curves(self) -> list[Curves]:
+        """The measurements that budgets among the patterns read from files."""
+        budgets = [pattern.budget for _, pattern in self.rules if pattern is not None]
+        return [budget.curves for budget in budgets if budget is not None and budget.curves is not None]
 
     def unmatched(self, names: list[str]) -> list[str]:
         """Globs that match none of the names, most likely misspelled."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import SPREADS, Budget, Pattern
+from .curves import Curves
 
 
 @final
@@ -29,6 +30,7 @@ class Unstructured(Budget, Pattern):
         of: What `sparsity` is a share of: "weights", or "flops" for multiplications (at least this share is removed).
         least: The lowest sparsity of a layer ("min=" in text).
         most: The highest sparsity of a layer ("max=" in text). None keeps at least a quarter of the average density.
+        curves: For "measured": what `snows.sensitivity` measured ("measured=FILE" in text). None: it is measured anew.
 
     Raises:
         ArgumentError: If a value is out of its range, or flops are to be spread by a rule for weights.
@@ -43,7 +45,7 @@ class Unstructured(Budget, Pattern):
     """
 
     form: ClassVar[str] = (
-        "a sparsity between 0 and 1 (such as 0.7, '0.7 erk' or '0.7 measured flops max=0.9'; "
+        "a sparsity between 0 and 1 (such as 0.7, '0.7 erk', '0.7 measured=FILE' or '0.7 measured flops max=0.9'; "
         f"spread {', '.join(SPREADS)})"
     )
 
@@ -58,7 +60,8 @@ class Unstructured(Budget, Pattern):
         return cls(sparsity, **options) if 0 < sparsity < 1 and options is not None else None
 
     def __str__(self) -> str:
-        words = [f"{self.sparsity}", self.spread, "flops" if self.of == "flops" else None]
+        spread = self.spread if self.curves is None else f"measured={self.curves.source}"
+        words = [f"{self.sparsity}", spread, "flops" if self.of == "flops" else None]
         words += [f"min={self.least}" if self.least else None, None if self.most is None else f"max={self.most}"]
         return " ".join(word for word in words if word)
 
@@ -71,7 +74,7 @@ class Unstructured(Budget, Pattern):
         return self
 
     def with_budget(self, budget: Budget) -> Unstructured:
-        return Unstructured(budget.sparsity, budget.spread, budget.of, budget.least, budget.most)
+        return Unstructured(budget.sparsity, budget.spread, budget.of, budget.least, budget.most, budget.curves)
 
     def best_mask(self, score: Tensor) -> Tensor:
         return without_lowest(score, round(self.sparsity * score.numel()))
@@ -129,6 +132,8 @@ def _parse_options(words: list[str]) -> dict[str, Any] | None:
             options["spread"] = word
         elif word == "flops":
             options["of"] = word
+        elif word.startswith("measured="):
+            options |= {"spread": "measured", "curves": Curves(word.removeprefix("measured="))}
         elif match := re.fullmatch(r"(min|max)=(\d*\.?\d+(?:e-\d+)?)", word):
             options["least" if match[1] == "min" else "most"] = float(match[2])
         else:

@@ -24,6 +24,7 @@ from ..events import (
     SolveReport,
     Warned,
 )
+from ..graph.flops import FlopCount
 from .html import render
 
 SCHEMA = 1
@@ -40,6 +41,7 @@ class LayerReport:
         pattern: As text; "given" if the mask was given.
         weights: How many it has.
         kept: How many of them are kept. All, until the run has finished.
+        flops: Operations of the dense layer for one sample; 0 in reports of versions that did not count them.
         horizon: The K of its problem; None for the mask only.
         group: The names of the layers it was solved together with, itself among them.
         solves: How it was solved, sweep by sweep.
@@ -55,6 +57,7 @@ class LayerReport:
     horizon: int | None
     group: list[str] = field(default_factory=list)
     solves: list[SolveReport] = field(default_factory=list)
+    flops: int = 0
 
     @property
     def sparsity(self) -> float:
@@ -80,6 +83,8 @@ class Report:
         dense_layers: The layers that stayed dense, with the reason.
         finish: The last stage, in which all layers are trained together; None if there was none.
         network_weights: Number of weights of the whole model, biases and norms included.
+        network_flops: Operations of the dense network for one sample.
+        attention_flops: Of these, products of two activations.
         seconds: The time that the call took.
         recalled_solves: How many solves an earlier, interrupted call had finished. Their time is not in `seconds`.
         peak_memory_bytes: Of the accelerator; None on a CPU.
@@ -90,6 +95,7 @@ class Report:
         schema: The version of `to_dict`.
         sparsity: The fraction removed from the pruned layers.
         network_sparsity: The fraction removed from the whole network.
+        flops: Operations for one sample: `dense`, `sparse`, `attention` and the `reduction`.
         solve_outcomes: How solves ended and what happened on the way, with the number of times.
 
     Example:
@@ -117,6 +123,8 @@ class Report:
     dense_layers: list[DenseLayer] = field(default_factory=list)
     finish: Distilled | None = None
     network_weights: int = 0
+    network_flops: int = 0
+    attention_flops: int = 0
     seconds: float = 0.0
     recalled_solves: int = 0
     peak_memory_bytes: int | None = None
@@ -137,6 +145,11 @@ class Report:
         if not self.layers:
             return 0.0
         return sum(layer.weights - layer.kept for layer in self.layers) / self.network_weights
+
+    @property
+    def flops(self) -> FlopCount:
+        saved = sum(layer.flops * layer.sparsity for layer in self.layers)
+        return FlopCount(self.network_flops, self.network_flops - round(saved), self.attention_flops)
 
     @property
     def solve_outcomes(self) -> dict[str, int]:
@@ -161,6 +174,7 @@ class Report:
         data |= {
             "sparsity": self.sparsity,
             "network_sparsity": self.network_sparsity,
+            "flops": self.flops.to_dict(),
             "events": self.solve_outcomes,
         }
         return {key: finite(value) for key, value in data.items()}
@@ -219,6 +233,7 @@ def _start(event: RunStarted, report: Report) -> None:
     report.layers = [_layer_report(facts) for facts in event.layers]
     report.dense_layers = list(event.dense_layers)
     report.network_weights = event.network_weights
+    report.network_flops, report.attention_flops = event.flops, event.attention_flops
 
 
 def _layer_report(facts: LayerFacts) -> LayerReport:
@@ -232,6 +247,7 @@ def _layer_report(facts: LayerFacts) -> LayerReport:
         kept=weights,
         horizon=facts.horizon,
         group=list(facts.group),
+        flops=facts.flops,
     )
 
 

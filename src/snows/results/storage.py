@@ -1,16 +1,17 @@
-"""Folders with saved results: what may be replaced, and `snows.load`."""
+"""Folders with saved results: what may be replaced, `snows.load` and `snows.load_masks`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..data.models import build_model, is_code
 from ..data.weights import fill, read_state
 from ..errors import InputError
 from .files import read_json
-from .manifest import FILES, MANIFEST, REPORT, model_file, recorded_source, require_unchanged
+from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, recorded_source, require_unchanged
 
 
 def refuse_existing(directory: Path, force: bool = False) -> None:
@@ -91,3 +92,37 @@ def _build(folder: Path, trust: bool) -> nn.Module:
             "pass load(..., model=...) a module, or trust=True if you know the code"
         )
     return build_model(source, pretrained=False)
+
+
+def load_masks(directory: str | Path) -> dict[str, Tensor]:
+    """The masks of a saved result.
+
+    The file must be as it was written: its checksum is compared with the manifest.
+
+    Args:
+        directory: A folder that `Result.save` or `snows prune --out` wrote.
+
+    Returns:
+        {parameter name: bool tensor, True = kept}, on the CPU.
+
+    Raises:
+        InputError: The file is missing, damaged or exchanged, or holds no masks.
+
+    Example:
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     masks = snows.load_masks(result.save(f"{folder}/pruned"))
+        >>> masks["0.weight"].equal(result.masks["0.weight"])
+        True
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; expected one that Result.save or snows prune --out wrote")
+    require_unchanged(folder, [MASKS])
+    masks = read_state(folder / MASKS)
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool:
+            raise InputError(f"{folder / MASKS} is no file of masks: {name} is {mask.dtype}; expected packed bools")
+    return masks

@@ -29,7 +29,7 @@ class _LastStage:
         return {"finish_steps": steps, "finish_rate": self.rate}
 
 
-_TRANSFORMER_DISTILL = _LastStage({"fast": 1000, "default": 1500, "best": 5000}, rate=1e-3)
+_TRANSFORMER_DISTILL = _LastStage({"fast": 600, "default": 1500, "best": 5000}, rate=1e-3)
 _CONVOLUTIONAL_DISTILL = _LastStage({"fast": 0, "default": 1000, "best": 3000}, rate=3e-4)
 _CPU_SHARE_OF_STEPS = 10  # a tenth of the steps is most of the gain
 
@@ -118,7 +118,7 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
 def own_choices(
     kind: NetworkKind, device: str, rules: PatternRules | None, effort: Effort = "default"
 ) -> dict[str, Any]:
-    """What "auto" means. Measured on held-out calibration data: the best that its cost is worth (docs/method.md)."""
+    """What "auto" means: the best that its cost is worth on held-out calibration data (docs/appendix/method.md)."""
     if kind.attention:
         last = _TRANSFORMER_DISTILL.choices(effort, device, wanted=kind.images)
         return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}

@@ -30,7 +30,7 @@ def rows_with(counts: list[int], columns: int) -> Tensor:
 COUNTS = [3, 0, 7, 3, 5, 1]
 
 
-@pytest.mark.parametrize(("most_bytes", "chunks"), [(None, 2), (2 * 7 * 7 * 8, 3), (7 * 7 * 8, 6), (1, 6)])
+@pytest.mark.parametrize(("most_bytes", "chunks"), [(None, 1), (2 * 7 * 7 * 8, 3), (7 * 7 * 8, 6), (1, 6)])
 def test_blocks_are_the_kept_columns_of_every_row(most_bytes: int | None, chunks: int) -> None:
     gram, kept = positive_definite(2, 7), rows_with(COUNTS, 7)
     seen: list[int] = []
@@ -52,8 +52,7 @@ def test_blocks_are_the_kept_columns_of_every_row(most_bytes: int | None, chunks
             )
         assert width == max(1, *(COUNTS[row] for row in block.rows.tolist()))
     assert sorted(seen) == list(range(6))
-    assert [row // 3 for row in seen] == [0, 0, 0, 1, 1, 1]  # one group after another
-    assert [COUNTS[row] for row in seen[:3]] == sorted(COUNTS[:3])  # narrow ones together
+    assert [COUNTS[row] for row in seen] == sorted(COUNTS)  # narrow ones together, of all groups
 
 
 def test_blocks_of_dead_inputs_stay_invertible() -> None:

@@ -164,36 +164,15 @@ def test_the_loss_is_cross_entropy(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert without.loss({}) <= without.loss(changed)  # its own predictions are the best it can give
 
 
-@pytest.mark.parametrize("name", ["residual", "two-outputs"])
-def test_the_output_error_is_relative_to_the_variance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snows.masks.statistics, "_MICRO_BATCH", {"cpu": 3})
-    model, _ = captured(name)
-    inputs = example(name, SAMPLES)
-    first = prunable(name)[0]
-    changed = {first: model.get_parameter(first) * 0.5}
-
-    def outputs(weights: Mapping[str, Tensor]) -> list[Tensor]:
-        found = functional_call(model, {**parameters(model), **weights}, *call_arguments(inputs))
-        return list(found) if isinstance(found, tuple) else [found]
-
-    pairs = list(zip(outputs(changed), outputs({}), strict=True))
-    expected = sum(float(((a - b) ** 2).mean() / b.flatten().var()) for a, b in pairs) / len(pairs)
-    asked = network(name)
-    assert asked.output_error(changed) == pytest.approx(expected)
-    assert asked.output_error({}) == 0
-
-
-def test_losses_and_errors_are_of_the_first_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_of_the_first_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are enough, however many there are."""
     model, graph = captured("residual")
     inputs, patterns = example("residual", SAMPLES), dict.fromkeys(prunable("residual"), Unstructured(0.5))
     first = CalibratedNetwork(graph, read_samples(inputs[:3], model), patterns, 0, given_labels()[:3])
     monkeypatch.setattr(snows.masks.statistics, "_LOSS_SAMPLES", 3)
-    monkeypatch.setattr(snows.masks.statistics, "_ERROR_SAMPLES", 3)
     asked = network("residual", given_labels())
     changed = {name: weight * 0.5 for name, weight in asked.weights.items()}
     assert asked.loss(changed) == pytest.approx(first.loss(changed), rel=1e-12)
-    assert asked.output_error(changed) == pytest.approx(first.output_error(changed), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -297,7 +276,8 @@ def test_a_model_without_class_scores_is_refused(ask: str) -> None:
     assert "'obc' or 'magnitude'" in str(caught.value)
     # what needs no classes works
     assert [name for name, _ in asked.grams()] == ["first.weight"]
-    assert asked.output_error({"first.weight": model.get_parameter("first.weight") * 0}) > 0
+    (trial,) = asked.trials()
+    assert trial.error(trial.weight * 0) > 0
     assert asked.uses == {"first.weight": 16}
 
 

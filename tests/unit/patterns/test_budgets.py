@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -44,10 +45,19 @@ class FakeMeasured:
             columns = self.weights[name][0].numel()
             yield name, torch.eye(columns, dtype=torch.float64)[None]
 
-    def output_error(self, weights: Mapping[str, Tensor]) -> float:
-        return sum(
-            self.matters[name] * float((weight - self.weights[name]).square().sum()) for name, weight in weights.items()
-        )
+    def trials(self) -> Iterator[Any]:
+        for name, gram in self.grams():
+            yield FakeTrial(name, gram, self)
+
+
+@dataclass(frozen=True)
+class FakeTrial:
+    name: str
+    gram: Tensor
+    network: FakeMeasured
+
+    def error(self, weight: Tensor) -> float:
+        return self.network.matters[self.name] * float((weight - self.network.weights[self.name]).square().sum())
 
 
 def removed(patterns: Mapping[str, Pattern], network: FakeMeasured) -> dict[str, int]:

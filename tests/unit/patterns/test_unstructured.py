@@ -20,7 +20,7 @@ def test_the_facts_of_a_pattern() -> None:
     assert not pattern.ranked_together
     assert Unstructured(0.75, "global").ranked_together
     assert pattern.refusal(torch.Size((8, 1, 3, 3))) is None
-    assert repr(pattern) == "Unstructured(sparsity=0.75, spread='erk', of='weights', least=0.0, most=None)"
+    assert repr(pattern) == "Unstructured(sparsity=0.75, spread='erk', of='weights', least=0.0, most=None, curves=None)"
     assert pattern.violations(torch.ones(4, 4, dtype=torch.bool)) == 0
     assert pattern != Budget(0.75, "erk")
 

@@ -134,9 +134,9 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     data = strict(fold(RUN))
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
-        "dense_layers", "finish", "network_weights", "seconds", "recalled_solves", "peak_memory_bytes",
-        "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "sparsity", "network_sparsity",
-        "events",
+        "dense_layers", "finish", "network_weights", "network_flops", "attention_flops", "seconds", "recalled_solves",
+        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "sparsity",
+        "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
     assert data["finish"] == {"steps": 2, "loss_before": 0.5, "loss": 0.25, "seconds": 3.0}
@@ -144,7 +144,8 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     assert data["dense_layers"] == [{"name": "head", "shape": [10, 4], "reason": "it is the last layer"}]
     first = data["layers"][0]  # type: ignore[index]
     assert list(first) == [
-        "name", "parameter", "shape", "pattern", "weights", "kept", "horizon", "group", "solves", "sparsity",
+        "name", "parameter", "shape", "pattern", "weights", "kept", "horizon", "group", "solves", "flops",
+        "sparsity",
     ]  # fmt: skip
     assert list(first["solves"][0]) == list(SolveReport.__dataclass_fields__)
 

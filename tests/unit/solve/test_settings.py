@@ -66,7 +66,7 @@ def test_more_effort_takes_more_steps() -> None:
     assert [resolved(small, e) for e in EFFORTS] == [(6, 2, 3, 0), (16, 3, 20, 0), (16, 3, 20, 0)]
     assert [resolved(large, e) for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 100), (4, 3, 20, 300)]
     assert [resolved(large, e, "cuda") for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 1000), (4, 3, 20, 3000)]
-    assert [resolved(transformer, e) for e in EFFORTS] == [(0, 1, 3, 100), (0, 1, 20, 150), (0, 1, 20, 500)]
+    assert [resolved(transformer, e) for e in EFFORTS] == [(0, 1, 3, 60), (0, 1, 20, 150), (0, 1, 20, 500)]
 
 
 # What the words mean

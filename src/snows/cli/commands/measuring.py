@@ -124,7 +124,7 @@ def inspect(
             device=request.device, memory=memory,
         )  # fmt: skip
     if as_json:
-        totals = {"seconds": found.seconds, "memory_bytes": found.memory_bytes}
+        totals = {"seconds": found.seconds, "memory_bytes": found.memory_bytes, "flops": found.flops.to_dict()}
         print(json.dumps({**asdict(found), **totals}, indent=2))
     elif not quiet:
         print_inspection(found)

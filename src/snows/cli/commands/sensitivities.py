@@ -1,0 +1,109 @@
+"""The command that prunes each layer alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import ArgumentError
+from ..app import app
+from ..arguments import (
+    ConfigOption,
+    DataOption,
+    DebugOption,
+    DeviceOption,
+    ExcludeOption,
+    JsonOption,
+    LabelsOption,
+    LayersOption,
+    MemoryOption,
+    ModelArgument,
+    QuietOption,
+    SamplesOption,
+    SeedOption,
+    WeightsOption,
+)
+from ..request import Request, split_patterns
+
+_TriedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pattern",
+        help="Sparsities and N:M, with commas or by repeating the flag. [default: 0.3 to 0.95, 2:4 and 1:4]",
+        show_default=False,
+    ),
+]
+_FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        help="A file for the measurements (.json), which `--pattern '0.7 measured=FILE'` reads. A page with the curves "
+        "(.html) is put beside it.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def sensitivity(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pattern: _TriedOption = None,
+    layers: LayersOption = None,
+    exclude: ExcludeOption = None,
+    samples: SamplesOption = None,
+    labels: LabelsOption = "model",
+    out: _FileOption = None,
+    memory: MemoryOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Prune each layer alone to several patterns: how far the outputs move, mask only and re-adjusted.
+
+    With --labels given also the accuracy.
+    """
+    from ...evaluation.tolerance import PATTERNS
+    from ...evaluation.tolerance import sensitivity as measure
+    from ..tables import make_console, print_sensitivity
+
+    request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
+    _check_out(out)
+    patterns = split_patterns(pattern) if pattern else list(PATTERNS)
+    dense, read = request.model_and_data()
+    found = measure(
+        dense, read.samples(labels == "given"), patterns, layers=layers, exclude=exclude, labels=labels,  # type: ignore[arg-type]  # any word; it is checked there
+        device=request.device, seed=seed, memory=memory, progress=not request.quiet,
+    )  # fmt: skip
+    if out is not None:
+        found.save(out)
+        found.to_html(out.with_suffix(".html"))
+    if as_json:
+        print(found.to_json())
+    elif not quiet:
+        console = make_console()
+        print_sensitivity(found, console)
+        if out is None:
+            console.print("Nothing was saved: pass --out FILE.json to keep the measurements.")
+        else:
+            console.print(f"Saved to {out}; curves in {out.with_suffix('.html')}")
+            console.print(f"Use it: --pattern '0.7 measured={out}'")
+
+
+def _check_out(out: Path | None) -> None:
+    """Before anything is measured: the file has a usable name, and nothing is overwritten."""
+    if out is None:
+        return
+    if out.suffix != ".json":
+        raise ArgumentError(f"--out is {out}; expected a file that ends in .json")
+    if not out.parent.is_dir():
+        raise ArgumentError(f"--out is {out}, but there is no folder {out.parent}")
+    for path in (out, out.with_suffix(".html")):
+        if path.exists():
+            raise ArgumentError(f"{path} exists; choose another name, or remove it")

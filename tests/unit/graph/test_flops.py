@@ -1,0 +1,77 @@
+"""Floating-point operations beside torch's own counter and beside the reductions that the paper reports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from snows.data.embedded.resnet20 import ResNet20
+from snows.data.preparation import prepare
+from snows.graph import Graph
+from snows.graph.flops import FlopCount, NetworkFlops, network_flops
+from tests.libraries import library
+from tests.networks import captured, example, make
+
+
+def pruned(graph: Graph, sparsity: float) -> FlopCount:
+    """All layers pruned but the first, the classifier and 1x1 shortcuts."""
+    kept = {y.parameter: 1 - sparsity for y in graph.layers[1:-1] if "downsample" not in y.name}
+    return network_flops(graph).sparse(kept)
+
+
+def graph_of(model: nn.Module, pixels: int) -> Graph:
+    return prepare(model.eval(), torch.randn(2, 3, pixels, pixels), None, 0).graph
+
+
+@pytest.mark.parametrize(("sparsity", "paper"), [(0.75, 3.80), (0.5, 1.97)])
+def test_resnet20_as_in_the_paper(sparsity: float, paper: float) -> None:
+    assert round(pruned(graph_of(ResNet20(), 32), sparsity).reduction, 2) == paper
+
+
+@pytest.mark.slow
+def test_resnet50_as_in_the_paper() -> None:
+    graph = graph_of(library("torchvision.models").resnet50(), 224)
+    assert network_flops(graph).total == pytest.approx(2 * 4.09e9, rel=0.001)  # multiplications of torchvision's page
+    assert pruned(graph, 0.75).reduction == pytest.approx(2.99, rel=0.02)
+    assert round(pruned(graph, 0.5).reduction, 2) == 1.79
+
+
+@pytest.mark.slow
+def test_vit_b_as_in_the_paper() -> None:
+    """The paper's 1.97 lies between the two counts, nearer to that without attention's products."""
+    count = pruned(graph_of(library("torchvision.models").vit_b_16(), 224), 0.5)
+    assert count.reduction_without_attention == pytest.approx(1.97, rel=0.02)
+    assert count.reduction == pytest.approx(1.91, rel=0.002)
+    assert count.attention == 12 * 2 * (2 * 197 * 197 * 768)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv-bn", "residual", "grouped", "depthwise", "conv1d", "conv3d"])
+def test_the_total_is_that_of_torch(name: str) -> None:
+    model, x = make(name), example(name, 1)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(x)
+    flops = network_flops(captured(name)[1])
+    assert flops.total == counter.get_total_flops() == sum(flops.layers.values())
+    assert flops.attention == 0
+
+
+def test_attention_multiplies_activations() -> None:
+    flops = network_flops(captured("attention")[1])
+    assert 0 < flops.attention == flops.total - sum(flops.layers.values())
+
+
+def test_removed_weights_save_their_share() -> None:
+    flops = NetworkFlops(total=100, attention=20, layers={"a": 40, "b": 40})
+    count = flops.sparse({"a": 0.25})
+    assert count == FlopCount(dense=100, sparse=70, attention=20)
+    assert count.reduction == 100 / 70
+    assert count.reduction_without_attention == 80 / 50
+    assert count.to_dict()["reduction"] == count.reduction
+    assert flops.sparse({}).reduction == 1
+
+
+def test_a_network_without_products() -> None:
+    assert FlopCount(0, 0, 0).reduction == FlopCount(0, 0, 0).reduction_without_attention == 1
