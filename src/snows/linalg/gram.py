@@ -32,7 +32,8 @@ def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> It
     """The blocks of all rows, in chunks of bounded size.
 
     Rows that keep equally many columns come together, whatever their group: depthwise convolutions have as many groups
-    as channels. `gram` is groups x columns x columns; `kept` is rows x columns, the rows of one group after those of another.
+    as channels. `gram` is groups x columns x columns; `kept` is rows x columns, the rows of one group after those of
+    another.
     """
     group_of = torch.arange(len(kept), device=kept.device) // (len(kept) // len(gram))
     chunk_bytes = CHUNK_BYTES.get(gram.device.type, CHUNK_BYTES["cpu"])

@@ -308,7 +308,9 @@ def test_tied_weights() -> None:
     with pytest.warns(SnowsWarning, match="12 weights"):
         snows.freeze(model, {"0.weight": kept})
     assert model[2].weight is model[0].weight
-    model.load_state_dict({f"{i}.{name}": value for i in (0, 2) for name, value in nn.Linear(4, 4).state_dict().items()})
+    model.load_state_dict(
+        {f"{i}.{name}": value for i in (0, 2) for name, value in nn.Linear(4, 4).state_dict().items()}
+    )
     assert regrown(model, {"2.weight": kept}) == 0
     with pytest.raises(InputError, match=r"0\.weight and 2\.weight are one tied weight, and their masks differ"):
         snows.freeze(model, {"0.weight": kept, "2.weight": ~kept})
@@ -367,11 +369,11 @@ def test_what_is_refused(masks: Any, error: type[Exception], message: str) -> No
 
 
 def test_no_module_and_no_floats() -> None:
-    with pytest.raises(ArgumentError, match="model is a Tensor; expected an nn.Module"):
+    with pytest.raises(ArgumentError, match=r"model is a Tensor; expected an nn\.Module"):
         snows.freeze(torch.ones(2), {})  # type: ignore[type-var]
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(InputError, match="'weight' is torch.int8; expected a floating-point weight"):
+    with pytest.raises(InputError, match=r"'weight' is torch\.int8; expected a floating-point weight"):
         snows.freeze(model, {"weight": torch.ones(2, 2)})
 
 
@@ -382,5 +384,5 @@ def test_a_parameter_that_is_gone() -> None:
     weight = model[8].weight
     del model[8].weight
     model[8].weight = weight.detach() + 0  # as FSDP leaves views of a flat parameter
-    with pytest.raises(InputError, match="the frozen parameter 'weight' of a Linear is gone; call snows.unfreeze"):
+    with pytest.raises(InputError, match=r"the frozen parameter 'weight' of a Linear is gone; call snows\.unfreeze"):
         optimizer.step()
