@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "layer of a pattern": (ArgumentError, "the pattern for 'fc' fits no layer", {"patterns": ("2:4, fc=1:4",)}),
     "test": (ArgumentError, "test is a list; expected a tensor", {"test": [1]}),
     "labels alone": (ArgumentError, "test_labels are given without test", {"test": None}),
-    "labels of others": (InputError, "there are 40 samples and 3 labels", {"test_labels": LABELS[:3]}),
+    "labels of others": (InputError, "there are 40 samples or more and 3 labels", {"test_labels": LABELS[:3]}),
 }
 
 

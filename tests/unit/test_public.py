@@ -28,12 +28,12 @@ NAMES = [
 FLAGS = {
     "prune": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
-        "--samples", "--labels", "--permute", "--out", "--compact", "--force", "--resume", "--memory", "--device",
-        "--seed", "--json", "--quiet", "--config", "--debug",
+        "--samples", "--labels", "--permute", "--metric", "--out", "--compact", "--force", "--resume", "--memory",
+        "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
     "evaluate": [
-        "--data", "--weights", "--pruned", "--samples", "--device", "--seed", "--json", "--quiet", "--config",
-        "--debug",
+        "--data", "--weights", "--pruned", "--metric", "--samples", "--device", "--seed", "--json", "--quiet",
+        "--config", "--debug",
     ],
     "inspect": [
         "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--effort", "--samples",

@@ -186,6 +186,15 @@ PrunedOption = Annotated[
 SavedArgument = Annotated[
     Path, typer.Argument(metavar="DIR", help="A folder written by `snows prune --out`.", show_default=False)
 ]
+MetricOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        help="file.py:metric, a function of your own for networks that are no classifiers: it takes an iterator of "
+        "pairs (outputs, labels), one for each batch, and returns a number or {name: number}.",
+        show_default=False,
+    ),
+]
 CheckedModelOption = Annotated[
     str | None,
     typer.Option(

@@ -6,16 +6,18 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, SnowsError
 from ..listeners.progress import ProgressBar
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..data.sources import Data, DataConfig
+    from ..evaluation.metrics import Metric
     from ..recipe import Recipe
 
 EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
@@ -148,6 +150,31 @@ def read_mask(mask: str) -> Any:
     from ..masks.given import is_mask_file
 
     return read_state(Path(mask)) if is_mask_file(mask) else mask
+
+
+def read_metric(name: str | None) -> Metric | None:
+    """The function that `file.py:metric` names, checked before anything else takes time. Its failures are named."""
+    if name is None:
+        return None
+    from ..data.models import is_code, load_function
+    from ..evaluation.metrics import check_metric
+
+    file, _, function = name.rpartition(":")
+    if not is_code(name):
+        raise ArgumentError(f"--metric is {name!r}; expected file.py:metric")
+    metric = load_function(file, function)
+    check_metric(metric)
+
+    @wraps(metric)
+    def named(pairs: Iterator[tuple[Any, Any]]) -> Any:
+        try:
+            return metric(pairs)
+        except SnowsError:
+            raise
+        except Exception as error:  # the user's own code
+            raise InputError(f"{function} of {file} failed: {type(error).__name__}: {error}") from error
+
+    return named
 
 
 def needs_pattern(mask: str) -> bool:

@@ -61,9 +61,9 @@ def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
     }  # fmt: skip
     table = Table(title=None if samples is None else f"{samples} samples")
     table.add_column("network")
-    columns = [key for key in titles if key in rows[0]]
+    columns = [key for key in rows[0] if key != "network"]
     for key in columns:
-        table.add_column(titles[key], justify="right")
+        table.add_column(titles.get(key, key), justify="right")
     for row in rows:
         table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table

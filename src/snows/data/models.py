@@ -129,14 +129,20 @@ def _import(module: str) -> Any:
         raise InputError(f"{library} is installed but does not import: {error}") from error
 
 
-def call_factory(file: str, function: str) -> Any:
-    """Run the user's own code: call `function` of `file` without arguments."""
+def load_function(file: str, function: str) -> Callable[..., Any]:
+    """Run the user's own file, and give one of its functions."""
     path = Path(file)
     if not path.is_file():
         raise InputError(f"there is no file {file}")
-    factory = getattr(_load_module(path), function, None)
-    if not callable(factory):
+    found = getattr(_load_module(path), function, None)
+    if not callable(found):
         raise InputError(f"{file} has no function {function!r}")
+    return found  # type: ignore[no-any-return]  # it is the user's
+
+
+def call_factory(file: str, function: str) -> Any:
+    """Run the user's own code: call `function` of `file` without arguments."""
+    factory = load_function(file, function)
     try:
         return factory()
     except Exception as error:  # the user's own code

@@ -5,18 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ArgumentError, InputError, SnowsWarning
+from .batches import batches_of, call_arguments, has_rows, labels_of, sample_count
 
-_LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
+_WHAT = "calibration"  # data, in messages
 _READ_AT_ONCE = 256
 _LARGEST_NORMALIZED = 16  # normalized pixels stay far below
 
@@ -73,7 +72,7 @@ class Samples:
         return replace(self, leaves=self._select(index), count=count, labels=labels)
 
     def _select(self, index: slice | Tensor) -> list[Any]:
-        return [leaf[index] if _has_rows(leaf) else leaf for leaf in self.leaves]
+        return [leaf[index] if has_rows(leaf) else leaf for leaf in self.leaves]
 
     def _in_place(self, leaf: Any) -> Any:
         if self.place is None or not isinstance(leaf, Tensor):
@@ -105,7 +104,7 @@ def read_samples(calibration: Any, model: nn.Module, with_labels: bool = False) 
     """
     signature = inspect.signature(model.forward)
     batches: list[_Batch] = []
-    for given in _batches(calibration):
+    for given in batches_of(calibration, _WHAT, _READ_AT_ONCE):
         batch = _read_batch(given, signature, with_labels)
         if batches and batch.spec != batches[0].spec:
             raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
@@ -120,72 +119,14 @@ def read_samples(calibration: Any, model: nn.Module, with_labels: bool = False) 
     return samples
 
 
-def _batches(calibration: Any) -> Iterator[Any]:
-    if isinstance(calibration, Tensor | Mapping):
-        return iter([calibration])
-    if isinstance(calibration, Dataset):
-        return iter(DataLoader(calibration, batch_size=_READ_AT_ONCE))
-    if isinstance(calibration, Iterator):
-        raise InputError(
-            "the calibration data is a one-shot generator; give something that can be read again "
-            "(a tensor, a list of batches, a Dataset or a DataLoader)"
-        )
-    if isinstance(calibration, Iterable) and not isinstance(calibration, str | bytes):
-        return iter(calibration)
-    raise InputError(
-        f"the calibration data is a {type(calibration).__name__}; expected a tensor, a Dataset, a DataLoader or "
-        "a re-iterable of batches"
-    )
-
-
 def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool) -> _Batch:
-    leaves, spec = pytree.tree_flatten(_call_arguments(batch, signature))
-    counts = {leaf.shape[0] for leaf in leaves if _has_rows(leaf)}
-    if not counts:
-        raise InputError(f"a calibration batch of type {type(batch).__name__} has no tensor with a batch dimension")
-    if len(counts) > 1:
-        raise InputError(f"the inputs of one calibration batch have {sorted(counts)} samples; expected one number")
-    count = counts.pop()
+    leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, _WHAT))
+    count = sample_count(leaves, f"a calibration batch of type {type(batch).__name__}")
     return _Batch(leaves, spec, count, _labels(batch, count) if with_labels else None)
 
 
-def _call_arguments(batch: Any, signature: inspect.Signature) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How the model is called: a tensor is its argument, a dict gives keywords, a tuple's first item is the input."""
-    if isinstance(batch, Tensor):
-        return (batch,), {}
-    if isinstance(batch, Mapping):
-        return (), _keywords(batch, signature)
-    if isinstance(batch, list | tuple) and batch:
-        first = batch[0]
-        if isinstance(first, list | tuple):
-            return tuple(first), {}
-        return _call_arguments(first, signature)
-    raise InputError(
-        f"a calibration batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
-    )
-
-
-def _keywords(batch: Mapping[Any, Any], signature: inspect.Signature) -> dict[str, Any]:
-    """A dict without its labels, unless the model requires an argument of that name."""
-    parameters = signature.parameters
-    required = {name for name, p in parameters.items() if p.default is p.empty}
-    inputs = {str(k): v for k, v in batch.items() if k in required or k not in _LABEL_KEYS}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [] if takes_any else sorted(set(inputs) - set(parameters))
-    if unknown:
-        raise InputError(
-            f"a calibration batch has the keys {', '.join(unknown)}, which the model's forward does not take "
-            f"(it takes {', '.join(sorted(parameters))})"
-        )
-    return inputs
-
-
 def _labels(batch: Any, count: int) -> Tensor:
-    labels: Any = None
-    if isinstance(batch, Mapping):
-        labels = next((value for key, value in batch.items() if key in _LABEL_KEYS), None)
-    elif isinstance(batch, list | tuple) and len(batch) > 1:
-        labels = batch[1]
+    labels = labels_of(batch)
     if not isinstance(labels, Tensor) or labels.shape != (count,) or labels.is_floating_point():
         what = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else "none"
         raise InputError(
@@ -197,9 +138,9 @@ def _labels(batch: Any, count: int) -> Tensor:
 
 def _join(column: tuple[Any, ...]) -> Any:
     """One leaf of all batches: their rows together, or the value that they share."""
-    if not _has_rows(column[0]):
+    if not has_rows(column[0]):
         return column[0]
-    if not all(_has_rows(value) for value in column):
+    if not all(has_rows(value) for value in column):
         raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
     shapes = {tuple(value.shape[1:]) for value in column}
     if len(shapes) > 1:
@@ -209,10 +150,6 @@ def _join(column: tuple[Any, ...]) -> Any:
         )
     parts = [value.detach().cpu() for value in column]
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # a single batch may be large: no copy
-
-
-def _has_rows(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.ndim > 0
 
 
 def _check_values(samples: Samples) -> None:

@@ -35,17 +35,28 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Data:
-    """Samples to calibrate on, and others to evaluate on. Labels are None if the data has none."""
+    """Samples to calibrate on, and others to evaluate on. Labels are None if the data has none, or within batches."""
 
     calibration: Any
-    test: Tensor | None = None
+    test: Any = None
     test_labels: Tensor | None = None
     calibration_labels: Tensor | None = None
 
     @property
     def has_tokens(self) -> bool:
         """Whether the test samples are windows of tokens, which are their own labels."""
-        return self.test is not None and self.test.ndim == 2 and not self.test.is_floating_point()
+        return isinstance(self.test, Tensor) and self.test.ndim == 2 and not self.test.is_floating_point()
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the test samples may have labels. Batches of a loader are not read for this."""
+        return self.test_labels is not None or not isinstance(self.test, Tensor)
+
+    @property
+    def test_count(self) -> int | None:
+        """How many test samples there are; None if only reading them would tell."""
+        samples = getattr(self.test, "dataset", self.test)
+        return len(samples) if isinstance(samples, Tensor | Dataset) and hasattr(samples, "__len__") else None
 
     def samples(self, with_labels: bool) -> Any:
         """The calibration samples as `snows.prune` takes them. Factories give labels within their batches."""
@@ -89,14 +100,13 @@ def _drawn(x: Tensor, y: Tensor | None, samples: int, seed: int) -> Data:
 
 
 def _from_factory(made: Any, samples: int, name: str) -> Data:
-    """A tensor, Dataset or DataLoader to calibrate on; or (calibration, test inputs[, test labels])."""
+    """A tensor, Dataset or DataLoader to calibrate on; or (calibration, test samples[, test labels])."""
     if isinstance(made, Tensor):
         return _split(made, None, samples)
     if not isinstance(made, tuple) or not 2 <= len(made) <= 3:
         return Data(_first(made, samples))
-    for what, value in zip(("test inputs", "test labels"), made[1:], strict=False):
-        if not isinstance(value, Tensor):
-            raise InputError(f"{name} gave {what} that are a {type(value).__name__}; expected a tensor")
+    if len(made) == 3 and not isinstance(made[2], Tensor):
+        raise InputError(f"{name} gave test labels that are a {type(made[2]).__name__}; expected a tensor")
     return Data(_first(made[0], samples), *made[1:])
 
 

@@ -6,10 +6,13 @@ first, given those before it. Every prediction has the same weight, whatever the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..data.batches import Call, calls
 from ..errors import InputError
 from .running import evaluating, scores
 
@@ -89,13 +92,42 @@ def language_figures(
     return figures if dense is None else {**figures, "agreement": float(agreement), "kl": float(kl)}
 
 
-def predicts_tokens(model: nn.Module, x: Tensor) -> bool:
+def predicts_tokens(model: nn.Module, x: Any) -> bool:
     """Whether the samples are tokens and the model scores each one: samples x tokens x vocabulary."""
-    if x.ndim != 2 or x.is_floating_point() or x.dtype == torch.bool or not len(x):
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.is_floating_point() or x.dtype == torch.bool or not len(x):
         return False
     with evaluating(model):
         outputs = scores(model, x[:1])
     return outputs.ndim == 3 and outputs.shape[:2] == x[:1].shape
+
+
+def windows_of(model: nn.Module, data: Any, batch: int) -> Tensor | None:
+    """All windows of tokens in the data, if that is what the model scores; else None."""
+    if isinstance(data, Tensor):
+        return data if predicts_tokens(model, data) else None
+    first = next(calls(data, model, batch=batch))
+    tokens = _tokens_of(first)
+    if tokens is None or not predicts_tokens(model, tokens):
+        return None
+    parts = [_unpadded(call) for call in calls(data, model, batch=batch)]
+    lengths = sorted({part.shape[1] for part in parts})
+    if len(lengths) > 1:
+        raise InputError(f"the windows of tokens have different lengths: {lengths}; expected one length")
+    return torch.cat(parts)
+
+
+def _tokens_of(call: Call) -> Any:
+    return call.args[0] if call.args else call.kwargs.get("input_ids")
+
+
+def _unpadded(call: Call) -> Tensor:
+    mask = call.kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and not bool(mask.all()):
+        raise InputError(
+            "the tokens are padded (attention_mask has zeros); expected windows without padding: "
+            "snows.token_windows cuts a text into them"
+        )
+    return torch.as_tensor(_tokens_of(call))
 
 
 def _predictions(model: nn.Module, part: Tensor) -> Tensor:

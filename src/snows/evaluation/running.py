@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from ..data.batches import Call
 from ..errors import InputError
 
 
@@ -25,31 +27,39 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def scores(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's scores for these samples, on its own device. Floating-point samples take its dtype."""
-    first = next(model.parameters(), None)
-    if first is not None:
-        x = x.to(first.device, first.dtype if x.is_floating_point() else x.dtype)
-    return _scores_in(_run(model, x))
+def run(model: nn.Module, call: Call) -> Any:
+    """What the model returns for these samples, on its own device. Floating-point samples take its dtype."""
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
 
+    def placed(leaf: Any) -> Any:
+        if first is None or not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(first.device, first.dtype if leaf.is_floating_point() else leaf.dtype)
 
-def _run(model: nn.Module, x: Tensor) -> Any:
+    args, kwargs = pytree.tree_map(placed, (call.args, call.kwargs))
     try:
-        return model(x)
+        return model(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise InputError(
-            f"{type(model).__name__} does not run on the test samples (shape {tuple(x.shape)}): {line}"
-        ) from error
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf))
+        raise InputError(f"{type(model).__name__} does not run on the test samples (shape {shapes}): {line}") from error
 
 
-def _scores_in(output: Any) -> Tensor:
-    """The tensor of scores in a model's output: the output itself, its `logits`, or its first entry."""
+def scores(model: nn.Module, call: Call | Tensor) -> Tensor:
+    """The model's scores for these samples: its output, the output's `logits`, or its first entry."""
+    output = run(model, call if isinstance(call, Call) else Call((call,), {}, None, len(call)))
     tensor = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if tensor is None and isinstance(output, Mapping):
         tensor = next(iter(output.values()), None)
     if tensor is None and isinstance(output, list | tuple) and output:
         tensor = output[0]
     if not isinstance(tensor, Tensor):
-        raise InputError(f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected")
+        raise InputError(
+            f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected, "
+            "or metric= (--metric) for other tasks"
+        )
     return tensor
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)

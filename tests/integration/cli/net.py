@@ -100,6 +100,55 @@ def lists():
     return x()[:48], x()[48:].tolist()
 
 
+def list_labels():
+    return x()[:48], x()[48:], [0] * 48
+
+
+def pairs():
+    return DataLoader(TensorDataset(x()[:48]), 16), DataLoader(TensorDataset(x()[48:], model()(x()[48:]).detach()), 20)
+
+
+def error(batches):
+    """The mean squared error."""
+    parts = [(outputs - labels).square().flatten() for outputs, labels in batches]
+    return torch.cat(parts).mean()
+
+
+def of_two(outputs, labels):
+    return 0.0
+
+
+def metric_that_fails(batches):
+    return 1 / 0
+
+
+def segmenter():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(8, 4, 1, bias=False),
+        )
+
+
+def scenes():
+    pixels = torch.randn(40, 3, 10, 12, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        classes = segmenter()(pixels).argmax(1)
+    return pixels[:20], DataLoader(TensorDataset(pixels[20:], classes[20:]), batch_size=8, shuffle=True)
+
+
+def pixel_accuracy(batches):
+    right = total = 0
+    for outputs, labels in batches:
+        right += int((outputs.argmax(1) == labels).sum())
+        total += labels.numel()
+    return {"pixels": right / total, "images of 120": total / 120}
+
+
 def wrong_labels():
     return x()[:48], x()[48:], torch.full((48,), 9)
 

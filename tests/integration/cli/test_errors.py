@@ -26,7 +26,17 @@ ERRORS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "no module": (1, "net.py:text gave a str; expected an nn.Module", ("prune", "net.py:text", *DATA)),
     "no data of that kind": (1, "the calibration data is a str", (*MODEL, "--data", "net.py:text")),
     "one-shot data": (1, "one-shot generator", (*MODEL, "--data", "net.py:generator")),
-    "test inputs": (1, "gave test inputs that are a list; expected a tensor", (*MODEL, "--data", "net.py:lists")),
+    "test inputs": (1, "an evaluation batch is a float; expected a tensor", (*MODEL, "--data", "net.py:lists")),
+    "listed labels": (1, "gave test labels that are a list", (*MODEL, "--data", "net.py:list_labels")),
+    "metric": (2, "--metric is 'error'; expected file.py:metric", (*MODEL, *DATA, "--metric", "error")),
+    "missing metric": (1, "net.py has no function 'no'", (*MODEL, *DATA, "--metric", "net.py:no")),
+    "metric of two": (2, "metric of_two cannot be called with one", (*MODEL, *DATA, "--metric", "net.py:of_two")),
+    "metric unused": (2, "--metric is given, but no samples are left", (*PRUNE, "--metric", "net.py:error")),
+    "metric fails": (
+        1, "metric_that_fails of net.py failed: ZeroDivisionError: division by zero",
+        (*MODEL, "--data", "net.py:pairs", "--metric", "net.py:metric_that_fails"),
+    ),
+    "no metric": (1, "or metric= (--metric) for other tasks", ("prune", "net.py:segmenter", "--data", "net.py:scenes")),
     "test labels": (
         1, "labels go from 9 to 9; the network has 4 outputs", (*MODEL, "--data", "net.py:wrong_labels"),
     ),

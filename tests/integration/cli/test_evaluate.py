@@ -31,3 +31,22 @@ def test_evaluation_with_and_without_labels_and_a_pruned_network(run: Snows, tmp
     assert_error(run(*start, "net.py:labelled", "--pruned", tmp_path / "no"), 1, "there is no file")
     wrong = run("evaluate", "net.py:images", "--data", "net.py:labelled", *pruned)
     assert_error(wrong, 1, "model.safetensors does not fit Sequential: ")
+
+
+def test_a_loader_and_a_metric_of_ones_own(run: Snows, tmp_path: Path) -> None:
+    """A segmentation network: no class scores for a sample, test samples in a DataLoader, labels within its batches."""
+    words = ("net.py:segmenter", "--data", "net.py:scenes", "--metric", "net.py:pixel_accuracy")
+    pruned = run("prune", *words, "--pattern", "2:4", "--recipe", "fast.json", "--json", "--out", tmp_path / "out").data
+    rows = pruned["evaluation"]
+    assert [row["network"] for row in rows][:2] == ["dense", "mask only"]
+    assert [set(row) for row in rows] == [{"network", "pixels", "images of 120"}] * 3
+    assert rows[0]["pixels"] == 1
+    assert 0.3 < rows[1]["pixels"] < rows[2]["pixels"] < 1
+    assert {row["images of 120"] for row in rows} == {20}
+    found = run("evaluate", *words, "--pruned", tmp_path / "out", "--json").data
+    assert found == [rows[0], {**rows[2], "network": "pruned"}]
+    table = run("evaluate", *words)
+    assert "20 samples" in table.out
+    assert "pixels" in table.out
+    plain = run("evaluate", "net.py:model", "--data", "net.py:pairs", "--metric", "net.py:error", "--json").data
+    assert plain == [{"network": "dense", "error": 0.0}]

@@ -211,7 +211,7 @@ def test_an_interrupted_run_says_what_resume_keeps(
 
 
 def test_an_interrupted_evaluation(run: Snows, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pressed(*_: Any) -> NoReturn:
+    def pressed(*_: Any, **__: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("snows.evaluation.classes.evaluate", pressed)

@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an empty batch": ([()], "a calibration batch is a tuple; expected a tensor, a tuple with the input"),
     "a batch of words": (["x"], "a calibration batch is a str"),
     "a scalar": (torch.tensor(1.0), "a calibration batch of type Tensor has no tensor with a batch dimension"),
-    "two sizes": ({"x": X, "mask": X[:3]}, r"the inputs of one calibration batch have \[3, 6\] samples"),
+    "two sizes": ({"x": X, "mask": X[:3]}, r"the inputs of a calibration batch of type dict have \[3, 6\] samples"),
     "other keys": ([{"x": X}, {"x": X, "mask": X}], "calibration batches differ in their structure"),
     "a number in place of a tensor": (
         [{"x": X, "mask": X}, {"x": X, "mask": 1.0}], "calibration batches differ in their structure",

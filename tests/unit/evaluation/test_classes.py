@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from snows.errors import InputError
-from snows.evaluation.classes import evaluate, predict
+from snows.evaluation.classes import evaluate, predict, reference
 
 
 class Returns(nn.Module):
@@ -101,6 +102,32 @@ def test_models_in_half_precision_and_integer_inputs() -> None:
     assert predict(embedding, tokens).shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        TensorDataset(X, Y),
+        DataLoader(TensorDataset(X, Y), batch_size=3, shuffle=True),
+        [(X[:1], Y[:1]), (X[1:], Y[1:])],
+        {"x": X, "labels": Y},
+    ],
+)
+def test_whatever_prune_takes(data: Any) -> None:
+    """Labels are those of the batches; a shuffled loader compares with the dense network sample by sample."""
+    swapped = Returns(lambda x: x[:, [1, 0, 2, 3, 4, 5, 6]])
+    assert evaluate(swapped, data, dense=Returns()) == pytest.approx(evaluate(swapped, X, Y, Returns()))
+    assert evaluate(swapped, data, dense=swapped)["kl"] == 0
+    expected = reference(Returns(), data)
+    assert isinstance(expected, nn.Module)
+    assert evaluate(swapped, data, dense=expected)["agreement"] == 2 / 4
+
+
+def test_labels_of_batches_that_are_no_classes() -> None:
+    with pytest.raises(InputError, match=r"the labels of a batch are a list; expected a tensor .* or metric="):
+        evaluate(Returns(), [(X, [{"boxes": Y}] * 4)])
+    with pytest.raises(InputError, match="there are 4 samples or more and 3 labels"):
+        evaluate(Returns(), TensorDataset(X, Y), Y[:3])
+
+
 class Broken(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         raise RuntimeError("shapes do not fit\nand more")
@@ -125,9 +152,9 @@ def test_the_mode_of_every_module_is_put_back(last: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("words", "call"),
     [
-        ("there are 4 samples and 3 labels", lambda: evaluate(Returns(), X, Y[:3])),
+        ("there are 4 samples or more and 3 labels", lambda: evaluate(Returns(), X, Y[:3])),
         ("there are no samples to evaluate on", lambda: evaluate(Returns(), X[:0], Y[:0])),
-        ("nothing to compare with: give labels, or the dense network", lambda: evaluate(Returns(), X)),
+        ("nothing to compare with: give labels, the dense network, or metric=", lambda: evaluate(Returns(), X)),
         ("labels go from 0 to 7; the network has 7 outputs", lambda: evaluate(Returns(), X, Y.clamp(0, 6) + Y // 6)),
         ("labels go from -1 to 6; the network has 7 outputs", lambda: evaluate(Returns(), X, Y - (Y == 0).long())),
         ("labels are torch.float32 of shape (4,); expected", lambda: evaluate(Returns(), X, Y.float())),

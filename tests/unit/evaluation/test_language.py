@@ -82,6 +82,34 @@ def test_a_language_model_alone_has_its_perplexity_only() -> None:
     assert set(evaluate(build(Language), token_samples(2))) == {"perplexity"}
 
 
+class Named(nn.Module):
+    """Takes tokens by keyword, as language models of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = build(Language)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        return SimpleNamespace(logits=self.model(input_ids))
+
+
+def test_batches_of_tokens_by_name() -> None:
+    """Labels within the batches are not used: the tokens are their own."""
+    tokens = token_samples(5)
+    ones = torch.ones_like(tokens)
+    batches = [
+        {"input_ids": tokens[:2], "attention_mask": ones[:2], "labels": tokens[:2]},
+        {"input_ids": tokens[2:], "attention_mask": ones[2:], "labels": tokens[2:]},
+    ]
+    expected = evaluate(build(Language), tokens, dense=build(Language))
+    assert evaluate(Named(), batches, dense=Named()) == pytest.approx(expected)
+    assert evaluate(build(Language), [tokens[:1], tokens[1:]]) == {"perplexity": expected["perplexity"]}
+    with pytest.raises(InputError, match=r"the tokens are padded \(attention_mask has zeros\)"):
+        evaluate(Named(), {"input_ids": tokens, "attention_mask": ones.tril()})
+    with pytest.raises(InputError, match=r"the windows of tokens have different lengths: \[4, 8\]"):
+        evaluate(build(Language), [token_samples(2, 8), token_samples(2, 4)])
+
+
 def test_windows() -> None:
     assert token_windows(torch.arange(11), 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert token_windows(torch.arange(4), 4).shape == (1, 4)

@@ -23,6 +23,7 @@ from ..arguments import (
     MarkdownOption,
     MasksOption,
     MemoryOption,
+    MetricOption,
     ModelArgument,
     PatternOption,
     PatternsOption,
@@ -35,8 +36,8 @@ from ..arguments import (
     WeightsOption,
 )
 from ..interruption import Interrupted, kept_cells
-from ..request import Request, read_mask, split_patterns
-from ..rows import evaluation_row
+from ..request import Request, read_mask, read_metric, split_patterns
+from ..rows import Judge
 from ..tables import evaluation_table, make_console, print_comparison, print_inspection
 
 
@@ -46,6 +47,7 @@ def evaluate(
     data: DataOption = None,
     weights: WeightsOption = None,
     pruned: PrunedOption = None,
+    metric: MetricOption = None,
     samples: SamplesOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -56,7 +58,7 @@ def evaluate(
 ) -> None:
     """Top-1, top-5 and loss against labels; agreement with the dense network and KL divergence from it.
 
-    For a language model: the perplexity of the tokens.
+    For a language model: the perplexity of the tokens. For other networks: --metric.
 
     Samples that `snows prune` would calibrate on (the first --samples) are left out.
     """
@@ -66,6 +68,7 @@ def evaluate(
     from ...results.storage import load
 
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
+    judging = read_metric(metric)
     dense, read = request.model_and_data()
     networks = {"dense": dense}
     if pruned is not None:
@@ -73,17 +76,17 @@ def evaluate(
     if read.test is None:
         raise InputError(
             "no samples are left to evaluate on: all of them are used for calibration; "
-            f"lower --samples ({request.samples})"
+            f"lower --samples ({request.samples}), or let the data's factory return (calibration, test samples)"
         )
-    if read.test_labels is None and pruned is None and not read.has_tokens:
+    if judging is None and pruned is None and not read.has_labels and not read.has_tokens:
         raise InputError("the data has no labels: pass --pruned DIR to compare with the dense network, or give labels")
     with request.step("evaluating"):
-        expected = None if pruned is None else dense
-        rows = [evaluation_row(name, network, read, expected) for name, network in networks.items()]
+        judge = Judge(read, None if pruned is None else dense, judging)
+        rows = [judge.row(name, network) for name, network in networks.items()]
     if as_json:
         print(json.dumps(finite(rows), indent=2))
     elif not quiet:
-        make_console().print(evaluation_table(rows, len(read.test)))
+        make_console().print(evaluation_table(rows, read.test_count))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from ..arguments import (
     LayersOption,
     MaskOption,
     MemoryOption,
+    MetricOption,
     ModelArgument,
     OutOption,
     PatternOption,
@@ -34,8 +35,8 @@ from ..arguments import (
     WeightsOption,
 )
 from ..interruption import keeping_layers
-from ..request import Request, needs_pattern, read_mask
-from ..rows import evaluation_row
+from ..request import Request, needs_pattern, read_mask, read_metric
+from ..rows import Judge
 from ..tables import print_prune
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from ...api import Result
     from ...data.sources import Data
+    from ...evaluation.metrics import Metric
     from ...recipe import Recipe
 
 
@@ -64,6 +66,7 @@ def prune(
     samples: SamplesOption = None,
     labels: LabelsOption = "model",
     permute: PermuteOption = False,
+    metric: MetricOption = None,
     out: OutOption = None,
     compact: CompactOption = False,
     force: ForceOption = False,
@@ -93,14 +96,20 @@ def prune(
     chosen = request.recipe(recipe, effort)
     if pattern is None and needs_pattern(mask):
         pattern = request.default_pattern
+    judging = read_metric(metric)
     dense, read = request.model_and_data()
+    if judging is not None and read.test is None:
+        raise ArgumentError(
+            "--metric is given, but no samples are left to evaluate on; lower --samples, or let the "
+            "data's factory return (calibration, test samples)"
+        )
     options: dict[str, Any] = {
         "mask": read_mask(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": request.device,
         "labels": labels, "permute": permute, "memory": memory,
     }  # fmt: skip
     run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
     with keeping_layers(resume):
-        result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume)
+        result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging)
         if out is not None:
             replace(result, source=request.model_name).save(out, compact=compact, force=force)
     print_prune(result.report, out, as_json, quiet)
@@ -114,6 +123,7 @@ def _pruned_and_evaluated(
     recipe: Recipe,
     horizon: int | None,
     resume: Path | None,
+    metric: Metric | None,
 ) -> Result:
     """The result. If there are test samples its report compares it with the mask alone (and the demo with K=0)."""
     from dataclasses import replace
@@ -126,8 +136,8 @@ def _pruned_and_evaluated(
     if read.test is None:
         return run_whole()
     with request.step("evaluating the dense network"):  # first: test samples that do not fit cost no time then
-        expected = reference(dense, read.test)
-        rows = [evaluation_row("dense", dense, read, expected)]
+        judge = Judge(read, reference(dense, read.test) if metric is None else None, metric)
+        rows = [judge.row("dense", dense)]
     with capturing_once(dense):
         with request.step("pruning with the mask alone"):
             networks = {"mask only": run(solver=None, progress=False).model}
@@ -138,5 +148,5 @@ def _pruned_and_evaluated(
     deepest = max(layer.horizon or 0 for layer in result.report.layers)
     networks[f"SNOWS (K={deepest})"] = result.model
     with request.step("evaluating"):
-        rows += [evaluation_row(name, network, read, expected) for name, network in networks.items()]
+        rows += [judge.row(name, network) for name, network in networks.items()]
     return replace(result, report=replace(result.report, evaluation=rows))
