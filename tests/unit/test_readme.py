@@ -43,6 +43,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "calibration": calibration,
         "pattern": "2:4",
         "x": x,
+        "loader": [(x, y)],
         "y": y,
     }
 
