@@ -17,12 +17,13 @@ FILE = "model.xml"
 # Where the CPU has bfloat16, OpenVINO computes in it unless told otherwise.
 EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 SPARSE_RATE = "CPU_SPARSE_WEIGHTS_DECOMPRESSION_RATE"
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def write(saved: Saved, folder: Path) -> Written:
     import openvino
 
-    program = trace(saved)
+    program = trace(saved).run_decompositions({_ATTENTION: _with_all_heads})
     path = folder / FILE
     with blamed_on(f"{saved.name} cannot be converted by OpenVINO"), quietly():
         model = openvino.convert_model(program)
@@ -40,6 +41,17 @@ def write(saved: Saved, folder: Path) -> Written:
         "and outputs then differ in the third digit."
     )
     return Written(runner(path, EXACT), constants, facts, (note,))
+
+
+def _with_all_heads(
+    query: Tensor, key: Tensor, value: Tensor, *args: Any, enable_gqa: bool = False, **kwargs: Any
+) -> Any:
+    """Attention with as many heads of key and value as of query: OpenVINO's converter knows no groups of heads."""
+    if not enable_gqa:
+        return NotImplemented  # stays as it is
+    groups = query.shape[-3] // key.shape[-3]
+    key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    return _ATTENTION(query, key, value, *args, **kwargs)
 
 
 def runner(path: Path, settings: Mapping[str, Any]) -> Callable[[Call], list[Tensor]]:
