@@ -25,6 +25,7 @@ from ..events import (
     Warned,
 )
 from ..graph.flops import FlopCount
+from .files import write_whole
 from .html import render
 
 SCHEMA = 1
@@ -93,6 +94,7 @@ class Report:
         versions: Of snows and torch.
         evaluation: Figures of several networks, one dictionary each. The command line adds them.
         schema: The version of `to_dict`.
+        finished: Whether the run has ended. If not, the report holds what has happened so far.
         sparsity: The fraction removed from the pruned layers.
         network_sparsity: The fraction removed from the whole network.
         flops: Operations for one sample: `dense`, `sparse`, `attention` and the `reduction`.
@@ -133,6 +135,7 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     evaluation: list[dict[str, Any]] = field(default_factory=list)
     schema: int = SCHEMA
+    finished: bool = False
 
     @property
     def sparsity(self) -> float:
@@ -183,9 +186,17 @@ class Report:
         """The report as strict JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def to_html(self, path: str | Path) -> None:
-        """Write the report as a page for a browser."""
-        Path(path).write_text(render(self.to_dict()), encoding="utf-8")
+    def to_html(self, path: str | Path, refresh: float | None = None) -> None:
+        """Write the report as a page for a browser.
+
+        The page of a run that has not finished says so. The file appears whole, so that a browser may read it at any
+        time.
+
+        Args:
+            path: The file.
+            refresh: Seconds after which a browser reads the file again, while the run has not finished. None: never.
+        """
+        write_whole(Path(path), render(self.to_dict(), refresh).encode())
 
 
 def finite(data: Any) -> Any:
@@ -254,5 +265,6 @@ def _layer_report(facts: LayerFacts) -> LayerReport:
 def _finish(event: RunFinished, report: Report) -> None:
     for layer in report.layers:
         layer.kept = event.kept.get(layer.parameter, layer.weights)
+    report.finished = True
     report.seconds, report.recalled_solves = event.seconds, event.recalled_solves
     report.peak_memory_bytes = event.peak_memory_bytes

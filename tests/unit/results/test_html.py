@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from snows.events import DenseLayer, Distilled, Event, LayerFacts
@@ -103,3 +104,15 @@ def test_one_file_for_light_and_dark() -> None:
     assert text.startswith("<!doctype html>")
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"https?:|src=|@import|url\(", text)
+
+
+def test_the_page_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "live.html"
+    fold(RUN[:6]).to_html(path, refresh=5)
+    text = path.read_text(encoding="utf-8")
+    assert "Not finished" in text
+    assert '<meta http-equiv="refresh" content="5">' in text
+    fold(RUN).to_html(path, refresh=5)
+    text = path.read_text(encoding="utf-8")
+    assert "Not finished" not in text
+    assert "refresh" not in text

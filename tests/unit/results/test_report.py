@@ -135,8 +135,8 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
         "dense_layers", "finish", "network_weights", "network_flops", "attention_flops", "seconds", "recalled_solves",
-        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "sparsity",
-        "network_sparsity", "flops", "events",
+        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
+        "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
     assert data["finish"] == {"steps": 2, "loss_before": 0.5, "loss": 0.25, "seconds": 3.0}
@@ -171,6 +171,7 @@ def test_an_unfinished_run_is_an_unfinished_report(length: int) -> None:
     finished = length == len(RUN)
     assert (report.sparsity > 0) == finished
     assert (data["seconds"] == 0) == (not finished)
+    assert report.finished == finished
     assert len(report.layers) == (3 if length >= 2 else 0)
 
 
