@@ -16,6 +16,7 @@ from snows.data.preparation import ONE_AT_A_TIME
 from snows.devices.memory import Memory
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.events import (
+    CGStep,
     ChannelsPermuted,
     Distilled,
     DistillStep,
@@ -118,7 +119,7 @@ def test_events_come_in_order() -> None:
     assert isinstance(events[0], RunStarted)
     assert isinstance(events[-1], RunFinished)
     layers = [event for event in events if isinstance(event, LayerStarted)]
-    assert layers == events[1:-1]
+    assert layers == [event for event in events[1:-1] if not isinstance(event, CGStep)]
     assert [(type(e), e.layers, e.sweep, e.index, e.total, e.sweeps) for e in layers] == [
         (kind, layer, sweep, index, 2, 2)
         for sweep in (0, 1)
@@ -133,7 +134,17 @@ def test_listeners_hear_every_event_in_order() -> None:
     with open_run(task(), heard[0].append, heard[1].append) as run:
         cascade(run)
     assert heard[0] == heard[1] == run.events
-    assert len(run.events) == 9
+    assert sum(isinstance(event, LayerStarted) for event in run.events) == 8
+
+
+def test_steps_of_conjugate_gradients_are_events_of_their_layer() -> None:
+    events = all_events(task())
+    solved = [event.solve for event in events if isinstance(event, LayerSolved)]
+    steps = [event for event in events if isinstance(event, CGStep)]
+    assert len(steps) == sum(solve.cg_steps for solve in solved) > 0
+    assert all(1 <= event.step <= event.steps and event.newton_step <= event.newton_steps for event in steps)
+    first = events.index(steps[0])
+    assert isinstance(events[first - 1], LayerStarted)
 
 
 def test_what_the_run_starts_with() -> None:
