@@ -137,16 +137,6 @@ def test_listeners_hear_every_event_in_order() -> None:
     assert sum(isinstance(event, LayerStarted) for event in run.events) == 8
 
 
-def test_steps_of_conjugate_gradients_are_events_of_their_layer() -> None:
-    events = all_events(task())
-    solved = [event.solve for event in events if isinstance(event, LayerSolved)]
-    steps = [event for event in events if isinstance(event, CGStep)]
-    assert len(steps) == sum(solve.cg_steps for solve in solved) > 0
-    assert all(1 <= event.step <= event.steps and event.newton_step <= event.newton_steps for event in steps)
-    first = events.index(steps[0])
-    assert isinstance(events[first - 1], LayerStarted)
-
-
 def test_what_the_run_starts_with() -> None:
     with open_run(task(layers=("3", "7"), exclude=("7",), seed=3)) as run:
         (started,) = run.events

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from snows.events import CGStep, DistillStep, LayerSolved, LayerStarted, SolveReport, TimeEstimated, duration
+from snows.events import CGStep, DistillStep, LayerSolved, LayerStarted, SolveReport, TimeEstimated
 from snows.listeners.timeline import Timeline
 
 SOLVE = SolveReport(1, 2.0, 1.0, 0.5, "closed form", "converged", 1, 5, 0, "gauss-newton", 1e-6, 0.1)
@@ -96,11 +96,3 @@ def test_steps_inside_a_layer_are_a_detail_of_it() -> None:
     assert (run.timeline.description, run.timeline.detail) == ("sweep 1/1  fc", "Newton 2/5, CG 3")
     run.timeline(LayerStarted(("fd",), 1, 2, 0, 1))
     assert run.timeline.detail == ""
-
-
-def test_durations_in_words() -> None:
-    words = {1.0: "a second", 40.4: "40 seconds", 100.0: "2 minutes", 5000.0: "83 minutes", 9000.0: "2.5 hours"}
-    assert {seconds: duration(seconds) for seconds in words} == words
-    estimate = TimeEstimated((600.0, 1200.0), 2, last_stage=60, quicker=("effort='fast'", "fewer samples"))
-    assert estimate.seconds == 3660
-    assert str(estimate) == "this will take about 61 minutes; quicker: effort='fast', fewer samples"
