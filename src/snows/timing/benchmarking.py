@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,8 +19,9 @@ from ..data.preparation import ONE_AT_A_TIME, as_device
 from ..errors import ArgumentError
 from ..exports.base import Saved
 from ..exports.reading import read_saved
-from ..graph.capture import Call, quietly
-from ..listeners.progress import ProgressBar
+from ..graph.capture import Call
+from ..listeners.base import Progress
+from ..listeners.progress import open_progress
 from ..results.files import read_json
 from ..results.manifest import REPORT
 from .benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
@@ -28,7 +30,7 @@ from .engines import Exports, Setting, check_engines, packed, torch_settings
 from .kernels import kernels_of
 from .layers import LayerCase, failure, find_cases, time_layer
 from .machine import describe_machine
-from .modes import COMPILED
+from .modes import COMPILED, modes_of
 from .possibilities import elsewhere, never, sparsity
 
 BATCHES = (1, 8, 32)
@@ -88,13 +90,8 @@ def bench(
     place = as_device(device) or _best_device()
     chosen = check_engines(engines, place)
     saved = read_saved(directory, model)
-    with (
-        ONE_AT_A_TIME,
-        own_surroundings(place, lambda event: None),
-        TemporaryDirectory() as folder,
-        ProgressBar("timing", shown=progress) as bar,
-    ):
-        return _Bench(saved, place, sizes, limit, bar).run(chosen, Path(folder))
+    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
+        return _Bench(saved, place, sizes, limit, progress).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -117,18 +114,24 @@ class _Bench:
     device: torch.device
     batches: tuple[int, ...]
     limit: float
-    bar: ProgressBar
+    progress: bool
     began: float = field(default_factory=time.perf_counter)
     not_timed: list[str] = field(default_factory=list)
+    bar: Progress = field(init=False)
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
         dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
         network = self.saved.model.to(self.device, dtype)
         calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
-        layers = self._layers(cases)
-        settings = self._settings(engines, _variants(network, cases, layers), calls, folder)
-        timings = [row for setting in settings for batch in self.batches for row in self._network(setting, batch)]
+        modes = sum(len(modes_of(self.device)) if engine == "torch" else 1 for engine in engines)
+        first = {case.key: case for case in reversed(cases.values()) if case.kernel is not None}
+        total = (len(first) + modes) * len(self.batches)
+        with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says about its sparse formats
+            layers = self._layers(cases, first)
+            settings = self._settings(engines, _variants(network, cases, layers), calls, folder)
+            timings = [row for setting in settings for batch in self.batches for row in self._network(setting, batch)]
         return Benchmark(
             model=self.saved.name,
             machine=describe_machine(self.device),
@@ -175,25 +178,21 @@ class _Bench:
         self.not_timed.append(what)
         return False
 
-    def _layers(self, cases: dict[str, LayerCase]) -> list[LayerBenchmark]:
-        first: dict[Any, LayerCase] = {}
-        for case in cases.values():
-            if case.kernel is not None:
-                first.setdefault(case.key, case)
+    def _layers(self, cases: dict[str, LayerCase], first: dict[Any, LayerCase]) -> list[LayerBenchmark]:
+        """Layers that are alike are timed once: the first of them in the network."""
         timed = {key: self._timings(case) for key, case in first.items()}
         return [self._layer(case, first, timed) for case in cases.values()]
 
     def _timings(self, case: LayerCase) -> tuple[list[LayerTiming], str | None]:
         found: list[LayerTiming] = []
         for batch in self.batches:
-            if not self._in_time(f"{case.name}, batch {batch}", _LAYERS_SHARE):
-                return found, None if found else "there was no time left"
-            try:
-                with quietly():
+            if self._in_time(f"{case.name}, batch {batch}", _LAYERS_SHARE):
+                try:
                     found += time_layer(case, batch, _SECONDS)
-            except Exception as error:  # each library has its own kinds
-                return found, failure(error)
-        return found, None
+                except Exception as error:  # each library has its own kinds
+                    return found, failure(error)
+            self.bar.advance()
+        return found, None if found else "there was no time left"
 
     def _layer(self, case: LayerCase, first: dict[Any, LayerCase], timed: dict[Any, Any]) -> LayerBenchmark:
         weight = self.saved.weight(case.parameter)
@@ -212,18 +211,18 @@ class _Bench:
             never=never(case.module, weight),
         )
 
-    def _network(self, setting: Setting, batch: int) -> Iterator[NetworkTiming]:
+    def _network(self, setting: Setting, batch: int) -> list[NetworkTiming]:
         where = (setting.engine, setting.mode)
         if not self._in_time(f"the whole network, {setting.engine}, {setting.mode}, batch {batch}"):
-            return
+            return []
         try:
-            with torch.no_grad(), quietly():
+            with torch.no_grad():
                 timed = time_in_turns(setting.calls(batch), self.device, _NETWORK_SECONDS)
         except Exception as error:  # each engine has its own kinds
-            yield NetworkTiming(*where, "all", batch, None, failure(error))
-            return
-        for weights, timing in timed.items():
-            yield NetworkTiming(*where, weights, batch, timing)
+            return [NetworkTiming(*where, "all", batch, None, failure(error))]
+        finally:
+            self.bar.advance()
+        return [NetworkTiming(*where, weights, batch, timing) for weights, timing in timed.items()]
 
 
 def _variants(network: nn.Module, cases: dict[str, LayerCase], layers: list[LayerBenchmark]) -> dict[str, nn.Module]:
