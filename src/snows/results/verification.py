@@ -20,6 +20,7 @@ from ..patterns import Pattern, parse_pattern
 from ..reading import entries, is_folder, look, read_json, read_text
 from ..recipe import Recipe
 from . import probe
+from .files import mend
 from .manifest import (
     COMPACT,
     FILES,
@@ -96,6 +97,7 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
         Verification(findings=(), notes=(), files=6, layers=1)
     """
     folder = Path(directory)
+    mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
     findings, notes, files = _check_files(folder)

@@ -43,11 +43,11 @@ def test_images_are_not_read_from_fifos(tmp_path: Path, name: str) -> None:
         images.read_images(files, 8)
 
 
-@pytest.mark.parametrize(("width", "height"), [(10_001, 10_000), (2**31 - 1, 1), (1, 2**31 - 1)])
+@pytest.mark.parametrize(("width", "height"), [(9000, 9000), (2**31 - 1, 1), (1, 2**31 - 1)])
 def test_images_of_too_many_pixels_are_refused(tmp_path: Path, width: int, height: int) -> None:
     path = tmp_path / "x.png"
     path.write_bytes(png(width, height))
-    with pytest.raises(InputError, match=r"pixels; expected at most 100,000,000|Image size \(2147483647 pixels\)"):
+    with pytest.raises(InputError, match=r"pixels; expected at most 80,000,000|Image size \(2147483647 pixels\)"):
         images.read_images([path], 8)
 
 

@@ -86,10 +86,11 @@ def prune(
     from dataclasses import replace
 
     from ...api import prune as run
-    from ...results.storage import refuse_existing
+    from ...results.result import save_or_rescue
+    from ...results.storage import check_output
 
     if out is not None:
-        refuse_existing(out, force)
+        check_output(out, force, resume)
     elif compact or force:
         raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
@@ -111,7 +112,7 @@ def prune(
     with keeping_layers(resume):
         result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging)
         if out is not None:
-            replace(result, source=request.model_name).save(out, compact=compact, force=force)
+            save_or_rescue(replace(result, source=request.model_name), out, compact, force)
     print_prune(result.report, out, as_json, quiet)
 
 
