@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .results.storage import load, load_masks
     from .results.verification import Verification, verify
     from .training.frozen import freeze, unfreeze
+    from .training.retraining import retrain
 
 _HOME = {
     "Choice": "masks",
@@ -76,6 +77,7 @@ _HOME = {
     "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "retrain": "training.retraining",
     "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
     "unfreeze": "training.frozen",
@@ -129,6 +131,7 @@ __all__ = [
     "load_masks",
     "perplexity",
     "prune",
+    "retrain",
     "sensitivity",
     "token_windows",
     "unfreeze",

@@ -23,7 +23,7 @@ NAMES = [
     "Pattern", "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning", "SparseGPT",
     "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method",
     "compare", "evaluate", "export", "freeze", "inspect", "linear_probe", "load", "load_masks", "perplexity", "prune",
-    "sensitivity", "token_windows", "unfreeze", "verify",
+    "retrain", "sensitivity", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [

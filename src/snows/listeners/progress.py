@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..events import DistillStep, Event, LayerSolved, LayerStarted, Listener, MemoryEstimated
+from ..events import DistillStep, Event, LayerSolved, LayerStarted, Listener, MemoryEstimated, TrainingStep
 
 
 class ProgressBar:
@@ -49,7 +49,7 @@ class ProgressBar:
         elif isinstance(event, LayerStarted):
             solved = event.sweep * event.total + event.index + isinstance(event, LayerSolved)
             self._show(str(event), solved, event.sweeps * event.total)
-        elif isinstance(event, DistillStep):
+        elif isinstance(event, DistillStep | TrainingStep):
             self._show(str(event), event.step, event.steps)
 
     def describe(self, description: str) -> None:
