@@ -48,6 +48,11 @@ FLAGS = {
         "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
         "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
+    "retrain": [
+        "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
+        "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
+        "--amp", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+    ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],
 }  # fmt: skip
@@ -79,7 +84,7 @@ def test_flags_of_the_command_line() -> None:
     }
     assert found == FLAGS
     for name, entry in commands.items():
-        wanted = ["directory"] if name in ("verify", "export") else ["model"]
+        wanted = ["directory"] if name in ("verify", "export", "retrain") else ["model"]
         assert [p.name for p in entry.params if p.param_type_name == "argument"] == wanted
         assert all(p.help for p in entry.params if p.param_type_name == "option")
 

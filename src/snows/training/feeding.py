@@ -64,23 +64,17 @@ class TableFeed(Feed):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        return len(self._starts())
+        return -(-self.table.count // self.batch)
 
     @property
     def labels(self) -> Tensor | None:
         return self.table.labels
 
-    def _starts(self) -> list[int]:
-        """Where batches begin. A single last sample is left out: batch norms need two."""
-        starts = list(range(0, self.table.count, self.batch))
-        return starts[:-1] if len(starts) > 1 and starts[-1] == self.table.count - 1 else starts
-
     def epoch(self, generator: torch.Generator | None) -> Iterator[Call]:
         count = self.table.count
         order = torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
-        starts = list(range(0, count, self.batch)) if generator is None else self._starts()
         places = {leaf.device: order.to(leaf.device) for leaf in self._tensors()}
-        for start in starts:
+        for start in range(0, count, self.batch):
             chosen = {device: rows[start : start + self.batch] for device, rows in places.items()}
             yield self._call(chosen, min(self.batch, count - start))
 
@@ -199,8 +193,7 @@ def _in_memory(data: Any) -> Any:
 
 
 def _dataset(dataset: Any, model: nn.Module, batch: int, shuffle: bool) -> StreamFeed:
-    single = shuffle and len(dataset) % batch == 1 and len(dataset) > 1  # batch norms need two
-    loader: Any = DataLoader(dataset, batch_size=batch, shuffle=shuffle, drop_last=single)
+    loader: Any = DataLoader(dataset, batch_size=batch, shuffle=shuffle)
     return StreamFeed(loader, model, len(dataset))
 
 

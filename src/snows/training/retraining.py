@@ -119,9 +119,9 @@ def retrain(
         freeze(network, result.masks)
         run = _Training(network, settings, objective, training, judging, checkpoints, seed, notify)
         history, best, recalled = run.train()
+        _check_zeros(best, result.masks)
         network.load_state_dict(best)
         unfreeze(network)
-    _check_zeros(network, result.masks)
     event = Retrained(
         settings=settings.to_dict(),
         teacher=None if teacher is None else type(teacher).__name__,
@@ -222,9 +222,13 @@ class _Training:
         """One pass over the training samples; returns the mean loss of its steps."""
         self.network.train()
         total, count, known = torch.zeros((), device=steps.device, dtype=torch.float64), 0, training.steps
+        largest = 0
         if known is None:
             self.notify(TrainingStep(epoch - 1, self.settings.epochs, epoch, self.settings.epochs))
         for call in training.epoch(generator):
+            largest = max(largest, call.count)
+            if call.count == 1 < largest:  # what is left at the end; batch norms need two samples
+                continue
             if training.labels is None:
                 self.objective.check(call.labels, call.count)
             total += steps(augmented(call, self.settings.crop, self.settings.flip, generator))
@@ -308,10 +312,10 @@ def _best_epoch(history: tuple[EpochEnded, ...], objective: Objective) -> int:
     return best
 
 
-def _check_zeros(network: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    parameters = dict(network.named_parameters(remove_duplicate=False))
+def _check_zeros(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    """Before they are loaded: the guards of a frozen network would hide what is wrong."""
     for name, kept in masks.items():
-        grown = int(parameters[name].detach()[~kept.to(parameters[name].device)].count_nonzero())
+        grown = int(weights[name][~kept.to(weights[name].device)].count_nonzero())
         if grown:
             raise InputError(
                 f"{grown} weights that the mask of {name} removes are not zero after retraining: the model's own code "
