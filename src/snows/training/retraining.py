@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.preparation import ONE_AT_A_TIME, as_device, move
 from ..data.samples import check_seed
 from ..errors import ArgumentError, InputError
-from ..events import EpochEnded, Event, Listener, Retrained, TrainingStep
+from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
 from ..results.folder import digest
 from ..results.reading import read_result
@@ -50,7 +50,7 @@ def retrain(
     trust: bool = False,
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Callable[[Event], None] = True,
+    progress: bool | Listener | Sequence[bool | Listener] = True,
     resume: str | Path | None = None,
 ) -> Result:
     """Train a pruned network further while its masks stay as they are.
@@ -82,7 +82,7 @@ def retrain(
         trust: For a folder: as of `snows.load`.
         device: Where to work. Default: where the model is.
         seed: Of the order of samples, of random views and dropout.
-        progress: True for a progress bar, or a callable that gets every `Event`.
+        progress: As of `prune`.
         resume: A folder that keeps the newest epoch. The same call goes on where it was stopped; on a CPU it ends with
             the same bits. A folder of another model, other data or other options is refused.
 
