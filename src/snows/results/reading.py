@@ -14,9 +14,10 @@ from torch import nn
 from ..data.weights import read_tensors
 from ..errors import InputError
 from ..events import DenseLayer, Distilled, EpochEnded, Retrained, SolveReport
+from ..reading import is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
-from .files import read_json
+
 from .manifest import PROBE, RECIPE, REPORT, recorded_source
 from .report import LayerReport, Report
 from .result import Result
@@ -36,8 +37,8 @@ def read_result(directory: str | Path, model: nn.Module | None = None, trust: bo
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")
     filled = load(folder, copy.deepcopy(model), trust)
-    call = probe.read(*read_tensors(folder / PROBE))[0] if (folder / PROBE).exists() else None
-    recipe = Recipe.from_json((folder / RECIPE).read_text(encoding="utf-8"))
+    call = probe.read(*read_tensors(folder / PROBE))[0] if is_file(folder / PROBE) else None
+    recipe = Recipe.from_json(read_text(folder / RECIPE))
     report = read_report(read_json(folder / REPORT), str(folder / REPORT))
     return Result(filled, load_masks(folder), report, recipe, recorded_source(folder), call)
 

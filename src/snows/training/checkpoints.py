@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import SnowsWarning
 from ..events import EpochEnded
+from ..reading import read_bytes
 from ..results.files import write_whole
 from ..results.folder import Folder
 from ..results.report import finite
@@ -54,7 +55,7 @@ class Checkpoints:
             return None
         for file in reversed(_files(self._folder.path)):
             try:
-                data = file.read_bytes()
+                data = read_bytes(file)
                 if not file.stem.endswith(_digest(data)):
                     raise ValueError("its content is not what was written")
                 return _understood(load(data), _note(data))
