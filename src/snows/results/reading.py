@@ -17,7 +17,6 @@ from ..events import DenseLayer, Distilled, EpochEnded, Retrained, SolveReport
 from ..reading import is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
-
 from .manifest import PROBE, RECIPE, REPORT, recorded_source
 from .report import LayerReport, Report
 from .result import Result
