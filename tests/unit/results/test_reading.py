@@ -31,7 +31,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     assert found.report.layers[0].solves == result.report.layers[0].solves
     assert found.recipe == result.recipe
     found.save(tmp_path / "b")
-    for name in ("model.safetensors", "masks.safetensors", "probe.safetensors", "report.json", "recipe.json"):
+    for name in ("model.safetensors", "masks.safetensors", "report.json", "recipe.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
 
 
