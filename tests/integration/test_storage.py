@@ -123,7 +123,7 @@ def test_what_exists_is_refused_and_left_as_it_was(kind: str, result: snows.Resu
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("step", ["save_file", "to_html"])
+@pytest.mark.parametrize("step", ["save_file", "render"])
 @pytest.mark.parametrize("there", [False, True])
 def test_a_failure_leaves_nothing_behind(
     step: str, there: bool, result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -131,9 +131,7 @@ def test_a_failure_leaves_nothing_behind(
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(
-        "snows.data.weights.save_file" if step == "save_file" else "snows.results.report.Report.to_html", full
-    )
+    monkeypatch.setattr("snows.data.weights.save_file" if step == "save_file" else "snows.results.result.render", full)
     if there:
         (tmp_path / "out").mkdir()
     with pytest.raises(InputError, match=r"^cannot write to .*out: No space left on device$"):

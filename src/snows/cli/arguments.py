@@ -109,7 +109,9 @@ MasksOption = Annotated[
 LayersOption = Annotated[
     str | None,
     typer.Option(
-        "--layers", help="Names or globs to prune, with commas. [default: all but first and last]", show_default=False
+        "--layers",
+        help="Names or globs to prune, with commas, or a file of `snows bench`. [default: all but first and last]",
+        show_default=False,
     ),
 ]
 ExcludeOption = Annotated[

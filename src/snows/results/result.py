@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..recipe import Recipe
 from ..version import __version__
 from .files import new_folder
+from .html import render
 from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
 from .probe import Call, record
 from .report import Report
@@ -89,7 +90,7 @@ class Result:
             _write_tensors(folder / PROBE, *recorded)
         report = {"source": self.source, **self.report.to_dict()}
         (folder / REPORT).write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
-        self.report.to_html(folder / PAGE)
+        (folder / PAGE).write_text(render(self.report.to_dict()), encoding="utf-8")
         (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         facts = {path.name: file_facts(path) for path in folder.iterdir()}
         versions = {"snows": __version__, "torch": str(torch.__version__)}
