@@ -94,12 +94,8 @@ def prune(
     from dataclasses import replace
 
     from ...api import prune as run
-    from ...results.storage import refuse_existing
 
-    if out is not None:
-        refuse_existing(out, force)
-    elif compact or force:
-        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
+    _check_out(out, compact, force)
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = request.recipe(recipe, effort)
     if pattern is None and needs_pattern(mask):
@@ -122,6 +118,15 @@ def prune(
         if out is not None:
             replace(result, source=request.model_name).save(out, compact=compact, force=force)
     print_prune(result.report, out, as_json, quiet)
+
+
+def _check_out(out: Path | None, compact: bool, force: bool) -> None:
+    from ...results.storage import refuse_existing
+
+    if out is not None:
+        refuse_existing(out, force)
+    elif compact or force:
+        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
 
 
 def _pruned_and_evaluated(
