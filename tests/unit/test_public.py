@@ -29,7 +29,7 @@ FLAGS = {
     "prune": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
         "--samples", "--labels", "--permute", "--metric", "--out", "--compact", "--force", "--resume", "--memory",
-        "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+        "--device", "--seed", "--events", "--tensorboard", "--live", "--json", "--quiet", "--config", "--debug",
     ],
     "evaluate": [
         "--data", "--weights", "--pruned", "--metric", "--samples", "--device", "--seed", "--json", "--quiet",
