@@ -98,7 +98,7 @@ def retrain(
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2)).eval()
         >>> x = torch.randn(200, 8)
         >>> result = snows.prune(model, x, "1:4", layers="0", solver=None, progress=False)
-        >>> better = snows.retrain(result, x, teacher=model, epochs=3, lr=0.1, progress=False)
+        >>> better = snows.retrain(result, x, teacher=model, epochs=20, lr=0.5, progress=False)
         >>> better.masks["0.weight"].equal(result.masks["0.weight"])
         True
         >>> better.report.retraining.after["kl"] < better.report.retraining.before["kl"]
