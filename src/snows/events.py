@@ -97,6 +97,31 @@ class MemoryEstimated(Event):
 
 
 @dataclass(frozen=True)
+class TimeEstimated(Event):
+    """How long the run will take, by a short measurement of this machine's speed. Short runs are not estimated.
+
+    Attributes:
+        layers: Seconds of each group of layers that is solved together, in order, in one sweep.
+        sweeps: How often all of them are solved.
+        last_stage: Seconds of the last stage; 0 if there is none.
+        quicker: What would take less time, if the run is long.
+    """
+
+    layers: tuple[float, ...]
+    sweeps: int
+    last_stage: float = 0.0
+    quicker: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.sweeps * sum(self.layers) + self.last_stage
+
+    def __str__(self) -> str:
+        quicker = f"; quicker: {', '.join(self.quicker)}" if self.quicker else ""
+        return f"this will take about {duration(self.seconds)}{quicker}"
+
+
+@dataclass(frozen=True)
 class ChannelsPermuted(Event):
     """Channels were re-ordered. The figures are shares of the magnitude that the best N:M masks keep."""
 
@@ -160,14 +185,33 @@ class LayerSolved(LayerStarted):
     """The same layers have their new weights."""
 
     solve: SolveReport
+    recalled: bool = False  # an earlier, interrupted call had solved them
 
 
 @dataclass(frozen=True)
-class DistillStep(Event):
-    """One step of the last stage, in which all kept weights are trained together."""
+class CGStep(Event):
+    """One step of conjugate gradients, in one Newton step of the layers that are being solved. At most `steps`."""
+
+    newton_step: int
+    newton_steps: int
+    step: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"Newton {self.newton_step}/{self.newton_steps}, CG {self.step}"
+
+
+@dataclass(frozen=True)
+class Counted(Event):
+    """Number `step` of `steps` is done. Progress bars and log lines count any event of this kind."""
 
     step: int
     steps: int
+
+
+@dataclass(frozen=True)
+class DistillStep(Counted):
+    """One step of the last stage, in which all kept weights are trained together."""
 
     def __str__(self) -> str:
         return "last stage, all layers together"
@@ -195,3 +239,23 @@ class RunFinished(Event):
 
 
 Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The listener that does nothing."""
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: "40 seconds", "12 minutes", "3.5 hours".
+
+    Example:
+        >>> duration(40), duration(700), duration(9000)
+        ('40 seconds', '12 minutes', '2.5 hours')
+    """
+    if seconds < 1.5:
+        return "a second"
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 import warnings
@@ -20,6 +21,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or 
 def main() -> None:
     """Run the command line. Every expected failure is one sentence on standard error."""
     _show_each_warning_once()
+    logging.getLogger("snows").setLevel(logging.INFO)  # lines of progress, where there is no terminal
     keep_freed_memory()
     try:
         status = app(standalone_mode=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, InputError, SnowsError
-from ..listeners.progress import ProgressBar
+from ..listeners.progress import open_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -122,7 +122,7 @@ class Request:
     @contextmanager
     def step(self, description: str) -> Iterator[None]:
         """Show what is being done, unless the user wants no progress."""
-        with ProgressBar(description, shown=not self.quiet):
+        with open_progress(description, shown=not self.quiet):
             yield
 
 

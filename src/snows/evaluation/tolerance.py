@@ -19,7 +19,8 @@ from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError, InputError
 from ..graph import Graph, Layer
-from ..listeners.progress import ProgressBar
+from ..listeners.base import Progress
+from ..listeners.progress import open_progress
 from ..masks.trials import Effect, Trial, Trials, judged_samples
 from ..patterns import Pattern, PatternRules, Unstructured, parse_pattern
 from ..patterns.budgets import refits
@@ -192,7 +193,7 @@ def sensitivity(
         limits = memory_limits(prepared.device, as_bytes(memory))
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
-        bar = ProgressBar("measuring", len(chosen), shown=progress)
+        bar = open_progress("measuring", len(chosen), shown=progress)
         with bar, working_within(limits.choosing):
             found = tuple(_measured(trial, tried, bar) for trial in trials)
         accuracy = trials.dense_accuracy
@@ -228,7 +229,7 @@ def _split(graph: Graph, samples: Samples) -> tuple[Samples, Samples]:
     return samples.split(samples.count - judged)
 
 
-def _measured(trial: Trial, tried: Sequence[Pattern], bar: ProgressBar) -> LayerSensitivity:
+def _measured(trial: Trial, tried: Sequence[Pattern], bar: Progress) -> LayerSensitivity:
     layer = trial.layer
     bar.describe(layer.name)
     taken = [pattern for pattern in tried if pattern.refusal(layer.shape) is None]

@@ -50,9 +50,16 @@ def identity(r: Tensor) -> Tensor:
 
 
 def conjugate_gradient(
-    product: Product, rhs: Tensor, options: CGOptions, precondition: Product = identity, damping: float = 0.0
+    product: Product,
+    rhs: Tensor,
+    options: CGOptions,
+    precondition: Product = identity,
+    damping: float = 0.0,
+    notify: Callable[[int], None] = lambda step: None,
 ) -> CGResult:
     """Solve (B + damping I) delta = rhs, where `product` is v -> B v. Names are those of Algorithm 1.
+
+    `notify` is told of each step that begins.
 
     At negative curvature the solution before that step is returned. If it is the first step, the preconditioned
     right-hand side is returned, which is still a descent direction.
@@ -68,6 +75,7 @@ def conjugate_gradient(
     all_gains, size = 0.0, norm
     residuals: list[float] = []
     for step in range(1, options.max_steps + 1):
+        notify(step)
         bp = product(p) + damping * p
         curvature = torch.sum(p * bp)
         eta = rz / curvature

@@ -24,7 +24,7 @@ from ..data.samples import Samples
 from ..devices.cuda_graph import Replayed
 from ..devices.memory import Memory
 from ..errors import SnowsWarning
-from ..events import Distilled, DistillStep, Listener
+from ..events import Distilled, DistillStep, Listener, ignore
 from ..graph import Graph
 from ..graph.kind import is_image
 from ..graph.segment import Values
@@ -54,9 +54,7 @@ class Distillation:
     memory: Memory
     seed: int
 
-    def run(
-        self, parameters: Mapping[str, Tensor], notify: Listener = lambda event: None
-    ) -> tuple[dict[str, Tensor], Distilled]:
+    def run(self, parameters: Mapping[str, Tensor], notify: Listener = ignore) -> tuple[dict[str, Tensor], Distilled]:
         """Train from `parameters`. If a batch runs out of memory, it is cut into more pieces.
 
         Returns:

@@ -314,7 +314,9 @@ class SharedFactor(RowSystems):
             if wanted > relative / 2:
                 return inverse
             relative, best = wanted, inverse
-        raise _singular(relative)
+        if best is None:
+            raise _singular(relative)
+        return best
 
 
 def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:

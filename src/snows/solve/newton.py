@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..events import CGStep, Listener, ignore
 from .cg import CGOptions, CGOutcome, Product, conjugate_gradient, identity
 
 
@@ -79,6 +80,7 @@ def newton(
     mask: Tensor,
     options: NewtonOptions,
     at_start: tuple[float, Tensor] | None = None,
+    notify: Listener = ignore,
 ) -> NewtonResult:
     """Newton's method on the kept weights. Each step solves for a direction (Algorithm 1), then searches along it.
 
@@ -91,6 +93,7 @@ def newton(
         mask: True where a weight is kept.
         options: Steps, damping and line search.
         at_start: The loss and the gradient at the start, if they are known.
+        notify: Gets every step of conjugate gradients.
     """
     loss, gradient = at_start or objective.loss_and_gradient(weight)
     result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE, losses=(loss,))
@@ -106,7 +109,11 @@ def newton(
             return replace(result, outcome=NewtonOutcome.CONVERGED)
         system = system_at(weight, step)
         damping = options.damping + options.relative_damping * system.mean_diagonal
-        cg = conjugate_gradient(system.product, -gradient, options.cg, system.precondition, damping)
+
+        def count(cg_step: int, newton_step: int = step + 1) -> None:
+            notify(CGStep(newton_step, options.steps, cg_step, options.cg.max_steps))
+
+        cg = conjugate_gradient(system.product, -gradient, options.cg, system.precondition, damping, count)
         result = replace(
             result,
             cg_steps=result.cg_steps + cg.steps,
