@@ -119,7 +119,7 @@ def test_a_start_that_newton_did_not_leave_is_called_solved(monkeypatch: pytest.
         asked.append([each.name for each in found])
         return best(held_out, found)
 
-    def stay(objective: Any, system: Any, weight: Tensor, mask: Tensor, options: Any, at_start: Any) -> NewtonResult:
+    def stay(objective: Any, system: Any, weight: Tensor, *others: Any) -> NewtonResult:
         return NewtonResult(weight, 3.0, 3.0, 0, 0, NewtonOutcome.NO_DECREASE)
 
     monkeypatch.setattr(module, "_best", watch)
