@@ -46,9 +46,12 @@ if TYPE_CHECKING:
     from .results.result import Result
     from .results.storage import load, load_masks
     from .results.verification import Verification, verify
+    from .timing.benchmark import Benchmark
+    from .timing.benchmarking import bench
     from .training.frozen import freeze, unfreeze
 
 _HOME = {
+    "Benchmark": "timing.benchmark",
     "Choice": "masks",
     "Comparison": "evaluation.table",
     "Event": "events",
@@ -65,6 +68,7 @@ _HOME = {
     "Unstructured": "patterns",
     "Verification": "results.verification",
     "attention_map": "evaluation.attention",
+    "bench": "timing.benchmarking",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
@@ -92,6 +96,7 @@ __all__ = [
     "NM",
     "OBC",
     "ArgumentError",
+    "Benchmark",
     "CaptureError",
     "Choice",
     "Comparison",
@@ -118,6 +123,7 @@ __all__ = [
     "WoodFisher",
     "__version__",
     "attention_map",
+    "bench",
     "check_mask_method",
     "compare",
     "evaluate",

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..data.weights import read_state
 from ..errors import InputError
 from ..masks.given import is_mask_file
-from .files import read_json, write_whole
+from ..reading import read_json
+from .files import write_whole
 from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
