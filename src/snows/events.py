@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -152,6 +152,9 @@ class SolveReport:
     kept: str = "solved"  # or the start, or a part of the way, where the solve did worse on held-out samples
     held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
     held_out: float = math.nan  # of the weights that were kept
+    held_out_tried: Mapping[str, float] = field(default_factory=dict)  # of all weights that were compared, by name
+    losses: tuple[float, ...] = ()  # of the fitted samples: where Newton's method starts, and after each of its steps
+    cg_residuals: tuple[tuple[float, ...], ...] = ()  # of each Newton step: the relative residual after each CG step
 
     @property
     def worse(self) -> bool:
@@ -222,6 +225,7 @@ class Distilled(Event):
     loss_before: float
     loss: float  # of the weights that were kept
     seconds: float
+    curve: tuple[tuple[int, float], ...] = ()  # the step and the loss, wherever it was measured
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def read_report(data: Mapping[str, Any], origin: str) -> Report:
             Report,
             data,
             layers=[_layer(entry) for entry in data["layers"]],
-            dense_layers=[_made(DenseLayer, entry, shape=tuple(entry["shape"])) for entry in data["dense_layers"]],
+            dense_layers=[_made(DenseLayer, entry) for entry in data["dense_layers"]],
             finish=_made(Distilled, data["finish"]) if data.get("finish") else None,
             retraining=_retrained(data["retraining"]) if data.get("retraining") else None,
         )
@@ -63,16 +63,29 @@ def _layer(entry: Mapping[str, Any]) -> LayerReport:
 
 
 def _retrained(entry: Mapping[str, Any]) -> Retrained:
-    epochs = [_made(EpochEnded, epoch, held_out=_numbers(epoch["held_out"])) for epoch in entry["history"]]
-    return _made(Retrained, entry, history=tuple(epochs))
+    return _made(Retrained, entry, history=tuple(_made(EpochEnded, epoch) for epoch in entry["history"]))
 
 
 def _made(kind: type[_T], entry: Mapping[str, Any], **known: Any) -> _T:
-    """A dataclass from its data. JSON has no NaN: a number that is not there is one."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # they are dataclasses
-    values = {name: value for name, value in entry.items() if name in fields} | known
-    missing = [name for name, value in values.items() if value is None and fields[name].type == "float"]
-    return kind(**values | dict.fromkeys(missing, math.nan))
+    """A dataclass from its data."""
+    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # they are dataclasses
+    read = {name: _typed(value, fields[name]) for name, value in entry.items() if name in fields and name not in known}
+    return kind(**read, **known)
+
+
+def _typed(value: Any, annotation: str) -> Any:
+    """JSON has neither tuples nor NaN: a number that is not there is one."""
+    if value is None and annotation == "float":
+        return math.nan
+    if annotation.startswith("tuple["):
+        return _as_tuple(value)
+    return _numbers(value) if annotation == "Mapping[str, float]" else value
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_as_tuple(entry) for entry in value)
+    return math.nan if value is None else value
 
 
 def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
