@@ -134,8 +134,8 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     data = strict(fold(RUN))
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
-        "dense_layers", "finish", "network_weights", "network_flops", "attention_flops", "seconds", "recalled_solves",
-        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
+        "dense_layers", "finish", "retraining", "network_weights", "network_flops", "attention_flops", "seconds",
+        "recalled_solves", "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
         "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
