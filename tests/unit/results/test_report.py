@@ -135,8 +135,8 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
         "dense_layers", "finish", "retraining", "network_weights", "network_flops", "attention_flops", "seconds",
-        "recalled_solves", "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
-        "sparsity", "network_sparsity", "flops", "events",
+        "recalled_solves", "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation",
+        "schema", "finished", "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
     curve = [[0, 0.5], [2, 0.25]]
