@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ..results.report import Report
     from ..results.verification import Verification
 
+_TITLES = {"top1": "top-1", "top5": "top-5", "kl": "KL to dense"}
+
 
 def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
     if as_json:
@@ -55,15 +57,11 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
 
 
 def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
-    titles = {
-        "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity", "agreement": "agreement",
-        "kl": "KL to dense",
-    }  # fmt: skip
     table = Table(title=None if samples is None else f"{samples} samples")
     table.add_column("network")
     columns = [key for key in rows[0] if key != "network"]
     for key in columns:
-        table.add_column(titles.get(key, key), justify="right")
+        table.add_column(_TITLES.get(key, key), justify="right")
     for row in rows:
         table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table
@@ -98,6 +96,27 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
         console.print(f"Too wide for this terminal: {', '.join(left_out)}; --markdown and --json show them.")
     if found.reused:
         console.print(f"{found.reused} of {len(found.pruned)} were there already.")
+
+
+def print_retraining(report: Report, out: Path) -> None:
+    console = make_console()
+    if report.evaluation:
+        console.print(evaluation_table(report.evaluation, None))
+    done = report.retraining
+    if done is None:
+        return
+    before, after = (
+        ", ".join(f"{_TITLES.get(name, name)} {_figure(name, value)}" for name, value in figures.items())
+        for figures in (done.before, done.after)
+    )
+    console.print(f"{done.held_out_samples} held-out samples: {before} before, {after} after retraining")
+    chosen = (
+        f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "those from before: no epoch"
+    )
+    console.print(f"  kept are the weights of {chosen} (best {_TITLES.get(done.measure, done.measure)})")
+    if done.recalled_epochs:
+        console.print(f"  {done.recalled_epochs} epochs were finished before and are not in the {done.seconds:.0f} s")
+    console.print(f"Saved to {out}")
 
 
 def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:

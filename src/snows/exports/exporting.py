@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..results.files import new_folder, read_json
+from ..reading import read_json
+from ..results.files import new_folder
 from ..results.manifest import MANIFEST
 from ..version import __version__
 from .base import Written, blamed_on

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import safetensors
 
 from ..errors import InputError
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # missing, no text, no JSON, nested too deep
-        raise InputError(f"cannot read {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"cannot read {path}: expected a JSON object")
-    return data
 
 
 def write_whole(path: Path, data: bytes) -> None:

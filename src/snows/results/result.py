@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..recipe import Recipe
 from ..version import __version__
 from .files import new_folder
+from .html import render
 from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
 from .probe import Call, record
 from .report import Report
@@ -87,9 +88,10 @@ class Result:
         recorded = None if self.probe is None else record(self.model, self.probe)
         if recorded is not None:
             _write_tensors(folder / PROBE, *recorded)
-        report = {"source": self.source, **self.report.to_dict()}
-        (folder / REPORT).write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
-        self.report.to_html(folder / PAGE)
+        report = self.report.to_dict()
+        data = json.dumps({"source": self.source, **report}, indent=2, allow_nan=False)
+        (folder / REPORT).write_text(data, encoding="utf-8")
+        (folder / PAGE).write_text(render(report), encoding="utf-8")  # the folder appears whole, and its files with it
         (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         facts = {path.name: file_facts(path) for path in folder.iterdir()}
         versions = {"snows": __version__, "torch": str(torch.__version__)}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..data.models import build_model, is_code
 from ..data.weights import fill, read_state
 from ..errors import InputError
-from .files import read_json
+from ..reading import read_json
 from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, recorded_source, require_unchanged
 
 

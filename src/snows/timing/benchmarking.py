@@ -22,7 +22,7 @@ from ..exports.reading import read_saved
 from ..graph.capture import Call
 from ..listeners.base import Progress
 from ..listeners.progress import open_progress
-from ..results.files import read_json
+from ..reading import read_json
 from ..results.manifest import REPORT
 from .benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
 from .clock import time_in_turns
