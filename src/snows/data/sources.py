@@ -69,9 +69,12 @@ class Data:
         return [(self.calibration, self.calibration_labels)]
 
 
-def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None = None) -> Data:
-    """Calibration samples and disjoint test samples of the named data."""
-    if samples < 1:
+def load_data(name: str, samples: int | None, seed: int = 0, config: DataConfig | None = None) -> Data:
+    """Calibration samples and disjoint test samples of the named data.
+
+    With None as their number all samples calibrate but those that are test samples by name.
+    """
+    if samples is not None and samples < 1:
         raise ArgumentError(f"samples is {samples}; expected at least 1")
     check_seed(seed)
     config = config or DataConfig()
@@ -80,7 +83,7 @@ def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None 
         x, y, test_x, test_y = embedded.images()
         return Data(x[:samples], test_x, test_y, y[:samples])
     if kind == "folder" and rest:
-        return _split(*_read_folder(Path(rest), samples + _TEST_SAMPLES, seed, config), samples)
+        return _split(*_read_folder(Path(rest), _with_test(samples), seed, config), samples)
     if kind == "npz" and rest:
         return _drawn(*read_npz(Path(rest), config.mean, config.std), samples, seed)
     if kind.endswith(".py") and rest:
@@ -88,22 +91,26 @@ def load_data(name: str, samples: int, seed: int = 0, config: DataConfig | None 
     raise ArgumentError(f"data {name!r} is not known; expected {HELP}")
 
 
-def _split(x: Tensor, y: Tensor | None, samples: int) -> Data:
+def _with_test(samples: int | None) -> int | None:
+    return None if samples is None else samples + _TEST_SAMPLES
+
+
+def _split(x: Tensor, y: Tensor | None, samples: int | None) -> Data:
     """The first `samples` calibrate, the next ones test."""
-    calibrating, testing = slice(samples), slice(samples, samples + _TEST_SAMPLES)
+    calibrating, testing = slice(samples), slice(samples, _with_test(samples))
     labels = None if y is None else y[calibrating]
-    if len(x) <= samples:
+    if samples is None or len(x) <= samples:
         return Data(x[calibrating], calibration_labels=labels)
     return Data(x[calibrating], x[testing], None if y is None else y[testing], labels)
 
 
-def _drawn(x: Tensor, y: Tensor | None, samples: int, seed: int) -> Data:
+def _drawn(x: Tensor, y: Tensor | None, samples: int | None, seed: int) -> Data:
     """As `_split`, in random order."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: samples + _TEST_SAMPLES]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[: _with_test(samples)]
     return _split(x[order], None if y is None else y[order], samples)
 
 
-def _from_factory(made: Any, samples: int, name: str) -> Data:
+def _from_factory(made: Any, samples: int | None, name: str) -> Data:
     """A tensor, Dataset or DataLoader to calibrate on; or (calibration, test samples[, test labels])."""
     if isinstance(made, Tensor):
         return _split(made, None, samples)
@@ -114,8 +121,10 @@ def _from_factory(made: Any, samples: int, name: str) -> Data:
     return Data(_first(made[0], samples), *made[1:])
 
 
-def _first(calibration: Any, samples: int) -> Any:
+def _first(calibration: Any, samples: int | None) -> Any:
     """The first samples of the data. What cannot calibrate is refused later."""
+    if samples is None:
+        return calibration
     if isinstance(calibration, Tensor | Mapping):
         return _rows(calibration, samples)
     if isinstance(calibration, Dataset) and hasattr(calibration, "__len__"):
@@ -146,7 +155,7 @@ def _rows(batch: Any, count: int) -> Any:
     return pytree.tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, batch)
 
 
-def _read_folder(root: Path, limit: int, seed: int, config: DataConfig) -> tuple[Tensor, Tensor]:
+def _read_folder(root: Path, limit: int | None, seed: int, config: DataConfig) -> tuple[Tensor, Tensor]:
     """Up to `limit` images in random order, with the mean and deviation of ImageNet unless others are given."""
     files = images.labeled_files(root)
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit].tolist()

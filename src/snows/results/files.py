@@ -77,6 +77,9 @@ def check_writable(path: Path) -> None:
     if os.path.ismount(place):
         raise CannotWriteError(f"cannot write to {path}: it is a mount point; choose a folder inside of it")
     made = [folder for folder in place.parents if look(folder) is None]
+    nearest = place.parents[len(made)]
+    if not is_folder(nearest):
+        raise CannotWriteError(f"cannot write to {path}: {nearest} is no folder")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _require_movable(place)

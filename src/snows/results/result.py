@@ -92,9 +92,10 @@ class Result:
         recorded = None if self.probe is None else record(self.model, self.probe)
         if recorded is not None:
             _write_tensors(folder / PROBE, *recorded)
-        report = {"source": self.source, **self.report.to_dict()}
-        (folder / REPORT).write_text(json.dumps(report, indent=2, allow_nan=False), encoding="utf-8")
-        (folder / PAGE).write_text(render(self.report.to_dict()), encoding="utf-8")
+        report = self.report.to_dict()
+        data = json.dumps({"source": self.source, **report}, indent=2, allow_nan=False)
+        (folder / REPORT).write_text(data, encoding="utf-8")
+        (folder / PAGE).write_text(render(report), encoding="utf-8")  # the folder appears whole, and its files with it
         (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         facts = {path.name: file_facts(path) for path in folder.iterdir()}
         versions = {"snows": __version__, "torch": str(torch.__version__)}

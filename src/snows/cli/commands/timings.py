@@ -48,7 +48,7 @@ def bench(
     from ...results.files import check_writable
     from ...timing.benchmarking import bench as run
     from ..bench_table import print_bench
-    from ..tables import make_console
+    from ..tables import make_console, say
 
     batches = _batches(batch)
     if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
@@ -69,7 +69,7 @@ def bench(
     elif not quiet:
         print_bench(found, make_console())
         if out is not None:
-            print(f"Saved to {out}. Use it: snows prune … --layers {out}")
+            say(f"Saved to {out}. Use it: snows prune … --layers {out}")
 
 
 def _batches(text: str) -> list[int]:
