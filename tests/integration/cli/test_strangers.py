@@ -1,4 +1,4 @@
-"""What strangers may have made: places that cannot be written, files that are none, names that a terminal would obey."""
+"""What strangers may have made: places that cannot be written, odd files, names that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bad_out(folder: Path, kind: str) -> Path:
 
 
 OUTS = {
-    "a parent that is a file": "Not a directory",
+    "a parent that is a file": "file is no folder",
     "too long a name": "File name too long",
     "a mount point": "",
     "a loop of links": "Too many levels of symbolic links",
