@@ -122,6 +122,7 @@ def retrain(
         _check_zeros(best, result.masks)
         network.load_state_dict(best)
         unfreeze(network)
+        _lay_out(network, torch.contiguous_format)
     event = Retrained(
         settings=settings.to_dict(),
         teacher=None if teacher is None else type(teacher).__name__,
@@ -137,7 +138,9 @@ def retrain(
     )
     notify(event)
     return replace(
-        result, model=network.to(home).eval(), report=replace(result.report, retraining=event, evaluation=[])
+        result,
+        model=network.to(home).eval(),
+        report=replace(result.report, retraining=event, evaluation=[]),
     )
 
 
@@ -274,7 +277,16 @@ def _trainable(result: Result, device: torch.device | None) -> tuple[nn.Module, 
     first = next(result.model.parameters(), None)
     if first is None:
         raise InputError(f"{type(result.model).__name__} has no parameters; there is nothing to train")
-    return move(copy.deepcopy(result.model), device).eval(), first.device
+    network = move(copy.deepcopy(result.model), device).eval()
+    if next(network.parameters()).device.type == "cuda":
+        _lay_out(network, torch.channels_last)  # the fastest one for convolutions there
+    return network, first.device
+
+
+def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
 
 
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
