@@ -59,8 +59,8 @@ def prune(
             Or masks from elsewhere: {name: tensor of bools, or of 0 and 1}, a file of masks or of pruned weights, a
             pruned copy of the model, or "weights" (the zeros of the model's weights). Masks of torch.nn.utils.prune
             and of NVIDIA's ASP in the model are used if there is no pattern.
-        layers: Names, globs or roles ("qkv", "out", "mlp") of the layers to prune. Default: all but the first and the
-            last.
+        layers: Names, globs or roles ("qkv", "out", "mlp") of the layers to prune, or a file of `snows.bench`, which
+            names those that were faster sparse. Default: all but the first and the last.
         exclude: Names, globs or roles of layers that stay dense.
         horizon: The paper's K. 0 is layer-wise reconstruction. Default: the recipe's.
         solver: "newton", or None for the mask only.

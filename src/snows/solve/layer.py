@@ -148,6 +148,7 @@ class _Candidate:
     loss: float = math.nan
     held_out: float = math.nan
     held_out_masked: float = math.nan
+    tried: tuple[_Candidate, ...] = ()  # all that were compared, in their order
 
 
 class _Solve:
@@ -336,10 +337,11 @@ def _best(held_out: Objective, candidates: Sequence[_Candidate]) -> _Candidate:
     if best is not solved and math.isfinite(solved.held_out):
         for name, share in _PARTS_OF_THE_WAY:
             part = measured(_Candidate(name, best.weight + share * (solved.weight - best.weight)))
+            candidates.append(part)
             if part.held_out < best.held_out:
                 best = part
                 break
-    return replace(best, held_out_masked=candidates[0].held_out)
+    return replace(best, held_out_masked=candidates[0].held_out, tried=tuple(candidates))
 
 
 def _loss_masked(start: _Start, solution: NewtonResult) -> float:
@@ -363,6 +365,9 @@ def _report(start: _Start, solution: NewtonResult, best: _Candidate, sweep: int)
         kept=best.name,
         held_out_masked=best.held_out_masked,
         held_out=best.held_out,
+        held_out_tried={tried.name: tried.held_out for tried in best.tried},
+        losses=solution.losses,
+        cg_residuals=tuple(tuple(float(f"{norm:.4g}") for norm in solve) for solve in solution.cg_residuals),
     )
 
 

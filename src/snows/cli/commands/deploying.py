@@ -46,14 +46,14 @@ def export(
     from ..export_table import print_export
 
     with open_progress(f"writing {to}", shown=not (quiet or as_json)):
-        exported = write(directory, to, _named(model), out=out, force=force)
+        exported = write(directory, to, named_model(model), out=out, force=force)
     if as_json:
         print(json.dumps(exported.to_dict(), indent=2))
     elif not quiet:
         print_export(exported)
 
 
-def _named(model: str | None) -> nn.Module | None:
+def named_model(model: str | None) -> nn.Module | None:
     """The model that the user names, without weights."""
     if model is None:
         return None
