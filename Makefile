@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test test-all lint format docs docs-table clean
+.PHONY: demo test test-all lint format docs docs-table paper paper-quick clean
 
 demo: $(INSTALLED)  ## prune the embedded ResNet20 to 1:4
 	$(BIN)/snows prune
@@ -32,6 +32,12 @@ docs: $(INSTALLED)  ## make the site: build/docs/index.html
 
 docs-table: $(INSTALLED)  ## write the README's tables from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
+
+paper: $(INSTALLED)  ## tables and figures of the paper: what there is, or ENTRY="nm flops"; SHARED=folder
+	cd benchmarks && ../$(BIN)/python -m paper $(ENTRY) $(if $(SHARED),--shared $(abspath $(SHARED)))
+
+paper-quick: $(INSTALLED)  ## all of them scaled down, on the embedded network
+	cd benchmarks && ../$(BIN)/python -m paper --quick
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

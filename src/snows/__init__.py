@@ -46,9 +46,13 @@ if TYPE_CHECKING:
     from .results.result import Result
     from .results.storage import load, load_masks
     from .results.verification import Verification, verify
+    from .timing.benchmark import Benchmark
+    from .timing.benchmarking import bench
     from .training.frozen import freeze, unfreeze
+    from .training.retraining import retrain
 
 _HOME = {
+    "Benchmark": "timing.benchmark",
     "Choice": "masks",
     "Comparison": "evaluation.table",
     "Event": "events",
@@ -65,6 +69,7 @@ _HOME = {
     "Unstructured": "patterns",
     "Verification": "results.verification",
     "attention_map": "evaluation.attention",
+    "bench": "timing.benchmarking",
     "check_mask_method": "masks.check",
     "compare": "evaluation.comparison",
     "evaluate": "evaluation.classes",
@@ -76,6 +81,7 @@ _HOME = {
     "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "retrain": "training.retraining",
     "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
     "unfreeze": "training.frozen",
@@ -92,6 +98,7 @@ __all__ = [
     "NM",
     "OBC",
     "ArgumentError",
+    "Benchmark",
     "CaptureError",
     "Choice",
     "Comparison",
@@ -118,6 +125,7 @@ __all__ = [
     "WoodFisher",
     "__version__",
     "attention_map",
+    "bench",
     "check_mask_method",
     "compare",
     "evaluate",
@@ -129,6 +137,7 @@ __all__ = [
     "load_masks",
     "perplexity",
     "prune",
+    "retrain",
     "sensitivity",
     "token_windows",
     "unfreeze",

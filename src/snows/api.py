@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from .data.preparation import as_device
 from .data.samples import check_seed
 from .devices.memory import as_bytes
 from .errors import ArgumentError
-from .events import Event
+from .events import Listener
 from .listeners.progress import listening
 from .patterns import PatternRules
 from .plan import Names, as_names
@@ -40,7 +40,7 @@ def prune(
     effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Callable[[Event], None] = True,
+    progress: bool | Listener | Sequence[bool | Listener] = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -59,8 +59,8 @@ def prune(
             Or masks from elsewhere: {name: tensor of bools, or of 0 and 1}, a file of masks or of pruned weights, a
             pruned copy of the model, or "weights" (the zeros of the model's weights). Masks of torch.nn.utils.prune
             and of NVIDIA's ASP in the model are used if there is no pattern.
-        layers: Names, globs or roles ("qkv", "out", "mlp") of the layers to prune. Default: all but the first and the
-            last.
+        layers: Names, globs or roles ("qkv", "out", "mlp") of the layers to prune, or a file of `snows.bench`, which
+            names those that were faster sparse. Default: all but the first and the last.
         exclude: Names, globs or roles of layers that stay dense.
         horizon: The paper's K. 0 is layer-wise reconstruction. Default: the recipe's.
         solver: "newton", or None for the mask only.
@@ -69,7 +69,8 @@ def prune(
             worth. "best": for a GPU and patience. A recipe overrides it.
         device: Where to work. Default: where the model is.
         seed: Of the order of the samples, and of random probes.
-        progress: True for a progress bar, or a callable that gets every `Event`.
+        progress: True for a progress bar, or for log lines where there is no terminal. Or a callable that gets every
+            `Event`, such as those of `snows.listeners`; or a list of these.
         labels: For mask methods that use gradients of a loss. "model": the model's own predictions; "given": the
             labels that come with the calibration batches.
         permute: Re-order channels first, so that fewer large weights compete within the groups of an N:M pattern. The

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -97,6 +97,31 @@ class MemoryEstimated(Event):
 
 
 @dataclass(frozen=True)
+class TimeEstimated(Event):
+    """How long the run will take, by a short measurement of this machine's speed. Short runs are not estimated.
+
+    Attributes:
+        layers: Seconds of each group of layers that is solved together, in order, in one sweep.
+        sweeps: How often all of them are solved.
+        last_stage: Seconds of the last stage; 0 if there is none.
+        quicker: What would take less time, if the run is long.
+    """
+
+    layers: tuple[float, ...]
+    sweeps: int
+    last_stage: float = 0.0
+    quicker: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.sweeps * sum(self.layers) + self.last_stage
+
+    def __str__(self) -> str:
+        quicker = f"; quicker: {', '.join(self.quicker)}" if self.quicker else ""
+        return f"this will take about {duration(self.seconds)}{quicker}"
+
+
+@dataclass(frozen=True)
 class ChannelsPermuted(Event):
     """Channels were re-ordered. The figures are shares of the magnitude that the best N:M masks keep."""
 
@@ -127,6 +152,9 @@ class SolveReport:
     kept: str = "solved"  # or the start, or a part of the way, where the solve did worse on held-out samples
     held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
     held_out: float = math.nan  # of the weights that were kept
+    held_out_tried: Mapping[str, float] = field(default_factory=dict)  # of all weights that were compared, by name
+    losses: tuple[float, ...] = ()  # of the fitted samples: where Newton's method starts, and after each of its steps
+    cg_residuals: tuple[tuple[float, ...], ...] = ()  # of each Newton step: the relative residual after each CG step
 
     @property
     def worse(self) -> bool:
@@ -157,14 +185,33 @@ class LayerSolved(LayerStarted):
     """The same layers have their new weights."""
 
     solve: SolveReport
+    recalled: bool = False  # an earlier, interrupted call had solved them
 
 
 @dataclass(frozen=True)
-class DistillStep(Event):
-    """One step of the last stage, in which all kept weights are trained together."""
+class CGStep(Event):
+    """One step of conjugate gradients, in one Newton step of the layers that are being solved. At most `steps`."""
+
+    newton_step: int
+    newton_steps: int
+    step: int
+    steps: int
+
+    def __str__(self) -> str:
+        return f"Newton {self.newton_step}/{self.newton_steps}, CG {self.step}"
+
+
+@dataclass(frozen=True)
+class Counted(Event):
+    """Number `step` of `steps` is done. Progress bars and log lines count any event of this kind."""
 
     step: int
     steps: int
+
+
+@dataclass(frozen=True)
+class DistillStep(Counted):
+    """One step of the last stage, in which all kept weights are trained together."""
 
     def __str__(self) -> str:
         return "last stage, all layers together"
@@ -178,6 +225,68 @@ class Distilled(Event):
     loss_before: float
     loss: float  # of the weights that were kept
     seconds: float
+    curve: tuple[tuple[int, float], ...] = ()  # the step and the loss, wherever it was measured
+
+
+@dataclass(frozen=True)
+class TrainingStep(Counted):
+    """One step of retraining, or one epoch where nobody knows how many steps it has."""
+
+    epoch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"retraining, epoch {self.epoch}/{self.epochs}"
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """One pass over all training samples has ended. Epoch 0 is the network before retraining.
+
+    `held_out` are figures of the held-out samples: `top1` and `loss` against labels, or `kl` and `agreement` with the
+    teacher.
+    """
+
+    epoch: int
+    epochs: int
+    lr: float
+    loss: float  # mean of the training steps; NaN before the first
+    held_out: Mapping[str, float]
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.held_out.items())
+        return f"epoch {self.epoch}/{self.epochs}: {figures} on held-out samples"
+
+
+@dataclass(frozen=True)
+class Retrained(Event):
+    """Retraining has ended.
+
+    `measure` is the figure of the held-out samples by which `best_epoch` was chosen. `best_epoch` is 0 where no epoch
+    was better than the network before.
+    """
+
+    settings: Mapping[str, Any]
+    teacher: str | None  # the class of the dense network; None: labels
+    samples: int | None  # None: nobody knows, as with a loader
+    held_out_samples: int
+    measure: str
+    best_epoch: int
+    history: tuple[EpochEnded, ...]
+    seed: int
+    device: str
+    seconds: float  # of the last call alone
+    recalled_epochs: int  # that an earlier, interrupted call had finished
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """Figures of the held-out samples before retraining."""
+        return self.history[0].held_out
+
+    @property
+    def after(self) -> Mapping[str, float]:
+        """Figures of the held-out samples with the weights that were kept."""
+        return self.history[self.best_epoch].held_out
 
 
 @dataclass(frozen=True)
@@ -191,3 +300,23 @@ class RunFinished(Event):
 
 
 Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The listener that does nothing."""
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it: "40 seconds", "12 minutes", "3.5 hours".
+
+    Example:
+        >>> duration(40), duration(700), duration(9000)
+        ('40 seconds', '12 minutes', '2.5 hours')
+    """
+    if seconds < 1.5:
+        return "a second"
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

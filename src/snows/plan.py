@@ -10,6 +10,7 @@ from itertools import groupby
 
 from torch import Tensor
 
+from .data.layer_lists import SUFFIX, read_layer_list
 from .errors import ArgumentError, InputError, SnowsWarning
 from .graph import Graph, Layer
 from .patterns import Pattern, PatternRules
@@ -144,7 +145,7 @@ def role(graph: Graph, layer: Layer) -> str | None:
 
 
 def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
-    """Names, globs and roles as a tuple. Sets are sorted, since they have no order."""
+    """Names, globs and roles as a tuple. Sets are sorted, since they have no order. A file of `snows bench` is read."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -154,7 +155,7 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
     globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")
-    return globs
+    return tuple(name for glob in globs for name in (read_layer_list(glob) if glob.endswith(SUFFIX) else (glob,)))
 
 
 def _matches(graph: Graph, layer: Layer, words: Iterable[str]) -> bool:

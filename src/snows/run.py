@@ -129,6 +129,7 @@ class Run:
         self._current = dict(self.graph.parameters)
         self._steps_plan, self._new_masks = self._plan, True
         self._sweep = self._index = 0
+        self._recalled = False  # whether the layers at hand were solved by an earlier call
 
     @property
     def graph(self) -> Graph:
@@ -173,7 +174,9 @@ class Run:
         return Turn(self.task.seed, self._sweep, self._index, self._new_masks)
 
     def recall(self) -> SolvedLayer | None:
-        return self.journal.recall(self._sweep, self._index)
+        found = self.journal.recall(self._sweep, self._index)
+        self._recalled = found is not None
+        return found
 
     def attempt(self, step: Step, group: Group) -> SolvedLayer:
         solved: SolvedLayer | None = None
@@ -191,7 +194,7 @@ class Run:
     def accept(self, group: Group, solved: SolvedLayer) -> None:
         self._current.update(solved.weights)
         self._choice.masks.update(solved.masks)
-        self.notify(LayerSolved(*self._where(group), solve=solved.solve))
+        self.notify(LayerSolved(*self._where(group), solve=solved.solve, recalled=self._recalled))
 
     def _where(self, group: Group) -> tuple[tuple[str, ...], int, int, int, int]:
         names = tuple(planned.layer.name for planned in group)

@@ -18,18 +18,18 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 NAMES = [
-    "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "CaptureError", "Choice", "Comparison",
-    "Event", "Exchange", "Exported", "InputError", "Inspection", "LayerMethod", "Magnitude", "NetworkMethod",
-    "Pattern", "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning", "SparseGPT",
-    "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "check_mask_method",
-    "compare", "evaluate", "export", "freeze", "inspect", "linear_probe", "load", "load_masks", "perplexity", "prune",
-    "sensitivity", "token_windows", "unfreeze", "verify",
+    "ALPS", "CAP", "CBS", "CHITA", "FALCON", "NM", "OBC", "ArgumentError", "Benchmark", "CaptureError", "Choice",
+    "Comparison", "Event", "Exchange", "Exported", "InputError", "Inspection", "LayerMethod", "Magnitude",
+    "NetworkMethod", "Pattern", "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning",
+    "SparseGPT", "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "bench",
+    "check_mask_method", "compare", "evaluate", "export", "freeze", "inspect", "linear_probe", "load", "load_masks",
+    "perplexity", "prune", "retrain", "sensitivity", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
         "--samples", "--labels", "--permute", "--metric", "--out", "--compact", "--force", "--resume", "--memory",
-        "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+        "--device", "--seed", "--events", "--tensorboard", "--live", "--json", "--quiet", "--config", "--debug",
     ],
     "evaluate": [
         "--data", "--weights", "--pruned", "--metric", "--samples", "--device", "--seed", "--json", "--quiet",
@@ -48,7 +48,15 @@ FLAGS = {
         "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
         "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
+    "retrain": [
+        "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
+        "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
+        "--amp", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+    ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
+    "bench": [
+        "--model", "--batch", "--engine", "--device", "--limit", "--out", "--json", "--quiet", "--debug",
+    ],
     "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],
 }  # fmt: skip
 PRUNE = [
@@ -79,7 +87,7 @@ def test_flags_of_the_command_line() -> None:
     }
     assert found == FLAGS
     for name, entry in commands.items():
-        wanted = ["directory"] if name in ("verify", "export") else ["model"]
+        wanted = ["directory"] if name in ("verify", "export", "bench", "retrain") else ["model"]
         assert [p.name for p in entry.params if p.param_type_name == "argument"] == wanted
         assert all(p.help for p in entry.params if p.param_type_name == "option")
 

@@ -16,6 +16,7 @@ from snows.data.preparation import ONE_AT_A_TIME
 from snows.devices.memory import Memory
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.events import (
+    CGStep,
     ChannelsPermuted,
     Distilled,
     DistillStep,
@@ -118,7 +119,7 @@ def test_events_come_in_order() -> None:
     assert isinstance(events[0], RunStarted)
     assert isinstance(events[-1], RunFinished)
     layers = [event for event in events if isinstance(event, LayerStarted)]
-    assert layers == events[1:-1]
+    assert layers == [event for event in events[1:-1] if not isinstance(event, CGStep)]
     assert [(type(e), e.layers, e.sweep, e.index, e.total, e.sweeps) for e in layers] == [
         (kind, layer, sweep, index, 2, 2)
         for sweep in (0, 1)
@@ -133,7 +134,7 @@ def test_listeners_hear_every_event_in_order() -> None:
     with open_run(task(), heard[0].append, heard[1].append) as run:
         cascade(run)
     assert heard[0] == heard[1] == run.events
-    assert len(run.events) == 9
+    assert sum(isinstance(event, LayerStarted) for event in run.events) == 8
 
 
 def test_what_the_run_starts_with() -> None:

@@ -109,7 +109,9 @@ MasksOption = Annotated[
 LayersOption = Annotated[
     str | None,
     typer.Option(
-        "--layers", help="Names or globs to prune, with commas. [default: all but first and last]", show_default=False
+        "--layers",
+        help="Names or globs to prune, with commas, or a file of `snows bench`. [default: all but first and last]",
+        show_default=False,
     ),
 ]
 ExcludeOption = Annotated[
@@ -202,6 +204,27 @@ CheckedModelOption = Annotated[
         help="The model to run on the stored inputs, named as for `snows prune`. [default: the recorded one, unless "
         "that is code of your own]",
         show_default=False,
+    ),
+]
+
+# What to watch
+
+EventsOption = Annotated[
+    Path | None,
+    typer.Option("--events", help="A file that gets every event of the run as a line of JSON.", show_default=False),
+]
+TensorBoardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="A folder for TensorBoard: losses, time and memory of every layer.", show_default=False
+    ),
+]
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Write the report anew after every layer, for a browser: DIR-live.html beside the folder of --out, else "
+        "snows-live.html.",
     ),
 ]
 

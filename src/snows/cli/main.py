@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 import warnings
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from ..devices.allocation import keep_freed_memory
-from ..errors import ArgumentError, SnowsError, SnowsWarning
+from ..errors import ArgumentError, SnowsError, SnowsWarning, one_line, printable
 from .commands import app
 from .interruption import STATUS, Interrupted
 
@@ -20,6 +21,7 @@ _UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or 
 def main() -> None:
     """Run the command line. Every expected failure is one sentence on standard error."""
     _show_each_warning_once()
+    logging.getLogger("snows").setLevel(logging.INFO)  # lines of progress, where there is no terminal
     keep_freed_memory()
     try:
         status = app(standalone_mode=False)
@@ -64,8 +66,8 @@ def _failure(error: Exception) -> tuple[str | None, int]:
 
 def _fail(sentence: str, status: int) -> NoReturn:
     if "--debug" in sys.argv:  # not from the parsed flags: parsing them may be what failed
-        traceback.print_exc()
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+        print(printable(traceback.format_exc()), file=sys.stderr)
+    print(f"error: {one_line(sentence)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -21,7 +21,8 @@ from ..data.samples import read_samples
 from ..devices.memory import as_bytes
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
-from ..listeners.progress import ProgressBar
+from ..listeners.base import Progress
+from ..listeners.progress import open_progress
 from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
 from ..recipe import Effort, Recipe, as_recipe
@@ -161,7 +162,7 @@ class _Task:
                 rules = None if pattern is None else PatternRules.parse(pattern)
                 make_plan(graph, rules, 0, options["layers"], options["exclude"])
 
-    def run(self, cell: Cell, bar: ProgressBar) -> Row:
+    def run(self, cell: Cell, bar: Progress) -> Row:
         """Make one network. A failure is a row, too."""
 
         def describe(event: Event) -> None:
@@ -236,7 +237,7 @@ def _open_table(task: _Task, cells: list[Cell], out: str | Path | None) -> _Tabl
 def _fill(table: _Table, task: _Task, progress: bool) -> None:
     """Evaluate the dense network, then make every pending one."""
     done = len(table.cells) - len(table.pending)
-    with ProgressBar("dense", len(table.cells), done, shown=progress) as bar:
+    with open_progress("dense", len(table.cells), done, shown=progress) as bar:
         if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
             table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
         for cell in table.pending:

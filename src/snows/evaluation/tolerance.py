@@ -19,12 +19,14 @@ from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError, InputError
 from ..graph import Graph, Layer
-from ..listeners.progress import ProgressBar
+from ..listeners.base import Progress
+from ..listeners.progress import open_progress
 from ..masks.trials import Effect, Trial, Trials, judged_samples
 from ..patterns import Pattern, PatternRules, Unstructured, parse_pattern
 from ..patterns.budgets import refits
 from ..patterns.curves import KIND, SCHEMA, Curves
 from ..plan import Names, as_names, make_plan
+from ..results.files import write_or_rescue, write_whole
 from ..results.report import finite
 from ..version import __version__
 
@@ -128,13 +130,13 @@ class Sensitivity:
 
     def save(self, path: str | Path) -> None:
         """Write the file that patterns read: "0.7 measured=FILE"."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_or_rescue(Path(path), self.to_json().encode())
 
     def to_html(self, path: str | Path) -> None:
         """Write the curves of all layers as a page for a browser."""
         from .charts import render
 
-        Path(path).write_text(render(self.to_dict()), encoding="utf-8")
+        write_whole(Path(path), render(self.to_dict()).encode())
 
 
 def sensitivity(
@@ -192,7 +194,7 @@ def sensitivity(
         limits = memory_limits(prepared.device, as_bytes(memory))
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
-        bar = ProgressBar("measuring", len(chosen), shown=progress)
+        bar = open_progress("measuring", len(chosen), shown=progress)
         with bar, working_within(limits.choosing):
             found = tuple(_measured(trial, tried, bar) for trial in trials)
         accuracy = trials.dense_accuracy
@@ -228,7 +230,7 @@ def _split(graph: Graph, samples: Samples) -> tuple[Samples, Samples]:
     return samples.split(samples.count - judged)
 
 
-def _measured(trial: Trial, tried: Sequence[Pattern], bar: ProgressBar) -> LayerSensitivity:
+def _measured(trial: Trial, tried: Sequence[Pattern], bar: Progress) -> LayerSensitivity:
     layer = trial.layer
     bar.describe(layer.name)
     taken = [pattern for pattern in tried if pattern.refusal(layer.shape) is None]

@@ -1,90 +1,149 @@
-"""The progress bar of every command and run, on standard error."""
+"""The progress bar in a terminal, and the choice of the display that fits the place."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
 
-from ..events import DistillStep, Event, LayerSolved, LayerStarted, Listener, MemoryEstimated
+from ..errors import ArgumentError
+from ..events import Event, Listener
+from .base import BEGINNING, Progress, memory_text
+from .log import LogLines
+from .notebook import NotebookBar, in_notebook
+from .timeline import Timeline
 
 
-class ProgressBar:
-    """One bar, and what is being done now. It disappears at the end, and shows only on a terminal.
+class ProgressBar(Progress):
+    """One line of a terminal: what is being done, how much is done, when it will end, and the memory in use.
 
-    As a listener of a run it counts solved layers of all sweeps, then steps of the last stage. Other work sets its
-    description and its count by hand.
+    It disappears at the end, and shows only on a terminal. A run goes on if its terminal is closed.
+
+    Args:
+        description, total, completed: As for `Progress`.
+        shown: Whether to show anything.
+        console: Where. Default: standard error.
+
+    Example:
+        >>> with ProgressBar("training", total=2, shown=False) as bar:
+        ...     for epoch in range(2):
+        ...         bar.advance()
+        >>> bar.timeline.completed
+        2
     """
 
     def __init__(
         self,
-        description: str = "reading samples, capturing the model, choosing masks",
+        description: str = BEGINNING,
         total: int | None = None,
         completed: int = 0,
         shown: bool = True,
         console: Console | None = None,
     ) -> None:
-        self._console = console or Console(stderr=True)
-        self._progress = Progress(
+        super().__init__(description, total, completed)
+        self._console = console or Console(file=cast(TextIO, _Lasting(sys.stderr)))
+        self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            _EndColumn(self.timeline),
             console=self._console,
             transient=True,
-            disable=not shown or not (self._console.is_terminal or self._console.is_jupyter),
+            disable=not shown or not self._console.is_terminal,
         )
         self._shown = shown
-        self._task = self._progress.add_task(description, total=total, completed=completed)
-        self._progress.start()
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, MemoryEstimated):
-            self.print(str(event))
-        elif isinstance(event, LayerStarted):
-            solved = event.sweep * event.total + event.index + isinstance(event, LayerSolved)
-            self._show(str(event), solved, event.sweeps * event.total)
-        elif isinstance(event, DistillStep):
-            self._show(str(event), event.step, event.steps)
-
-    def describe(self, description: str) -> None:
-        self._progress.update(self._task, description=description)
-
-    def advance(self) -> None:
-        self._progress.advance(self._task)
+        self._task = self._bar.add_task(description, total=total, completed=completed)
+        self._bar.start()
 
     def print(self, line: str) -> None:
-        """A line above the bar, which stays."""
         if self._shown:
             self._console.print(line, markup=False, highlight=False)
 
-    def _show(self, description: str, completed: int, total: int) -> None:
-        self._progress.update(self._task, description=description, completed=completed, total=total)
+    def _changed(self, event: Event | None) -> None:
+        timeline = self.timeline
+        description = "  ".join(part for part in (timeline.description, timeline.detail) if part)
+        self._bar.update(self._task, description=description, completed=timeline.completed, total=timeline.total)
+
+    def refresh(self) -> None:
+        """Draw it now. It is drawn ten times a second anyway."""
+        self._bar.refresh()
 
     def close(self) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+class _EndColumn(ProgressColumn):
+    """When the work will end, and the memory in use."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__()
+        self._timeline = timeline
+
+    def render(self, task: Task) -> Text:
+        return Text("  ".join(part for part in (self._timeline.end(), memory_text()) if part))
+
+
+class _Lasting:
+    """A stream that may be closed at its other end. Then nothing more is written, and the work goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def open_progress(
+    description: str = BEGINNING, total: int | None = None, completed: int = 0, shown: bool = True
+) -> Progress:
+    """The display that fits: a bar in a terminal or a notebook, else log lines; nothing if it is not `shown`."""
+    if not shown:
+        return Progress(description, total, completed)
+    if in_notebook():
+        return NotebookBar(description, total, completed)
+    console = Console(stderr=True)
+    if console.is_terminal and not console.is_dumb_terminal:
+        return ProgressBar(description, total, completed)
+    return LogLines(description, total, completed)
 
 
 @contextmanager
-def listening(progress: bool | Listener) -> Iterator[Listener]:
-    """What `progress=` of `snows.prune` stands for: a progress bar, the listener itself, or one that ignores all."""
-    if callable(progress):
-        yield progress
-    elif progress:
-        with ProgressBar() as bar:
-            yield bar
-    else:
-        yield lambda event: None
+def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator[Listener]:
+    """What `progress=` of `snows.prune` stands for: the display that fits, nothing, a listener, or several of these.
+
+    Listeners with a method `close` are closed at the end.
+    """
+    given = list(progress) if isinstance(progress, list | tuple) else [progress]
+    with ExitStack() as stack:
+        listeners: list[Callable[[Event], None]] = []
+        for each in given:
+            if not callable(each) and not isinstance(each, bool):
+                raise ArgumentError(
+                    f"progress is {progress!r}; expected True, False, a callable that takes an event, or a list of them"
+                )
+            listener = each if callable(each) else open_progress(shown=each)
+            if hasattr(listener, "close"):
+                stack.callback(listener.close)
+            listeners.append(listener)
+
+        def notify(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        yield notify

@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..devices.memory import Memory
+from ..events import Listener
 from ..plan import PlannedLayer
 from .layer import SolvedLayer, Turn, mask_layer, solve_layer
 from .problem import LayerProblem
@@ -26,6 +27,7 @@ class CascadeRun(Protocol):
 
     settings: Settings
     memory: Memory
+    notify: Listener
 
     def sweep(self, number: int) -> Iterator[Group]:
         """The groups of one sweep, in order of execution. Streams start anew, and new patterns get new masks."""
@@ -61,7 +63,7 @@ def solve_group(run: CascadeRun, group: Group) -> SolvedLayer:
     """Choose the masks of the group and re-adjust what they keep."""
     problem = run.problem(group)
     masks = run.choose(group, problem)
-    return solve_layer(problem, run.weights, masks, run.settings, run.memory, run.turn)
+    return solve_layer(problem, run.weights, masks, run.settings, run.memory, run.turn, run.notify)
 
 
 def mask_group(run: CascadeRun, group: Group) -> SolvedLayer:

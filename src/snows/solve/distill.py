@@ -24,7 +24,7 @@ from ..data.samples import Samples
 from ..devices.cuda_graph import Replayed
 from ..devices.memory import Memory
 from ..errors import SnowsWarning
-from ..events import Distilled, DistillStep, Listener
+from ..events import Distilled, DistillStep, Listener, ignore
 from ..graph import Graph
 from ..graph.kind import is_image
 from ..graph.segment import Values
@@ -54,9 +54,7 @@ class Distillation:
     memory: Memory
     seed: int
 
-    def run(
-        self, parameters: Mapping[str, Tensor], notify: Listener = lambda event: None
-    ) -> tuple[dict[str, Tensor], Distilled]:
+    def run(self, parameters: Mapping[str, Tensor], notify: Listener = ignore) -> tuple[dict[str, Tensor], Distilled]:
         """Train from `parameters`. If a batch runs out of memory, it is cut into more pieces.
 
         Returns:
@@ -104,8 +102,9 @@ class Distillation:
             optimizer.step()
             notify(DistillStep(step, steps))
             if step % pause == 0 or step == steps:
-                best.update()
-        return best.values, Distilled(steps, best.loss_before, best.loss, time.perf_counter() - began)
+                best.update(step)
+        seconds = time.perf_counter() - began
+        return best.values, Distilled(steps, best.loss_before, best.loss, seconds, tuple(best.curve))
 
     def _precision(self, example: Tensor) -> Precision:
         """Of gradients, whose rounding is small beside their noise. Losses of held-out samples have full precision."""
@@ -132,9 +131,11 @@ class _Best:
         self._match, self._samples, self._size, self._trained = match, samples, size, trained
         self.values = self._snapshot()
         self.loss_before = self.loss = self._current_loss()
+        self.curve = [(0, self.loss)]
 
-    def update(self) -> None:
+    def update(self, step: int) -> None:
         loss = self._current_loss()
+        self.curve.append((step, loss))
         if loss < self.loss:
             self.loss, self.values = loss, self._snapshot()
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..data.moments import Moments
 from ..devices.memory import Memory
 from ..errors import SnowsWarning, StatisticsError
-from ..events import SolveReport
+from ..events import Listener, SolveReport, ignore
 from ..graph import Segment
 from .footprint import linearized_bytes
 from .least_squares import RowPreconditioner, RowSystems, row_systems
@@ -61,6 +61,7 @@ def solve_layer(
     settings: Settings,
     memory: Memory,
     turn: Turn,
+    notify: Listener = ignore,
 ) -> SolvedLayer:
     """Re-adjust the weights that the masks keep, by Newton-CG on the K-step loss.
 
@@ -71,7 +72,7 @@ def solve_layer(
     kept = contiguous({name: masks[name] for name in names})
     masked = contiguous({name: weights[name] * kept[name] for name in names})
     pack, unpack = problem.packing.pack, problem.packing.unpack
-    solve = _Solve(problem, pack(list(masked.values())), pack(list(kept.values())), settings, memory, turn)
+    solve = _Solve(problem, pack(list(masked.values())), pack(list(kept.values())), settings, memory, turn, notify)
     start = solve.start()
     solution = solve.solution(start)
     best = solve.best_on_held_out(start, solution)
@@ -147,6 +148,7 @@ class _Candidate:
     loss: float = math.nan
     held_out: float = math.nan
     held_out_masked: float = math.nan
+    tried: tuple[_Candidate, ...] = ()  # all that were compared, in their order
 
 
 class _Solve:
@@ -156,8 +158,16 @@ class _Solve:
     """
 
     def __init__(
-        self, problem: LayerProblem, masked: Tensor, mask: Tensor, settings: Settings, memory: Memory, turn: Turn
+        self,
+        problem: LayerProblem,
+        masked: Tensor,
+        mask: Tensor,
+        settings: Settings,
+        memory: Memory,
+        turn: Turn,
+        notify: Listener,
     ) -> None:
+        self.notify = notify
         self.problem, self.masked, self.mask = problem, masked, mask
         self.settings, self.memory, self.turn = settings, memory, turn
         self.segment, self.pack, self.unpack = problem.segment, problem.packing.pack, problem.packing.unpack
@@ -275,7 +285,7 @@ class _Solve:
         def system(at: Tensor, step: int) -> System:
             return self._system(sampled.subset(subsets(step)), at)
 
-        return newton(self.objective, system, start.weight, self.mask, self.settings.newton, at_start)
+        return newton(self.objective, system, start.weight, self.mask, self.settings.newton, at_start, self.notify)
 
     def _on_minibatches(self, start: _Start) -> NewtonResult:
         """Algorithm 2 as written: gradient, line search and products on the same mini-batch, one after another."""
@@ -286,7 +296,7 @@ class _Solve:
             def system(at: Tensor, _: int, batch: Objective = batch) -> System:
                 return self._system(batch, at)
 
-            solved = newton(batch, system, total.weight, self.mask, self.settings.newton)
+            solved = newton(batch, system, total.weight, self.mask, self.settings.newton, notify=self.notify)
             total = replace(
                 total,
                 weight=solved.weight,
@@ -331,10 +341,11 @@ def _best(held_out: Objective, candidates: Sequence[_Candidate]) -> _Candidate:
     if best is not solved and math.isfinite(solved.held_out):
         for name, share in _PARTS_OF_THE_WAY:
             part = measured(_Candidate(name, best.weight + share * (solved.weight - best.weight)))
+            candidates.append(part)
             if part.held_out < best.held_out:
                 best = part
                 break
-    return replace(best, held_out_masked=candidates[0].held_out)
+    return replace(best, held_out_masked=candidates[0].held_out, tried=tuple(candidates))
 
 
 def _loss_masked(start: _Start, solution: NewtonResult) -> float:
@@ -358,6 +369,9 @@ def _report(start: _Start, solution: NewtonResult, best: _Candidate, sweep: int)
         kept=best.name,
         held_out_masked=best.held_out_masked,
         held_out=best.held_out,
+        held_out_tried={tried.name: tried.held_out for tried in best.tried},
+        losses=solution.losses,
+        cg_residuals=tuple(tuple(float(f"{norm:.4g}") for norm in solve) for solve in solution.cg_residuals),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..events import CGStep, Listener, ignore
 from .cg import CGOptions, CGOutcome, Product, conjugate_gradient, identity
 
 
@@ -59,6 +60,8 @@ class NewtonResult:
     outcome: NewtonOutcome
     negative_curvature: int = 0  # how many CG solves met it
     gradient_norm: float = math.nan
+    losses: tuple[float, ...] = ()  # at the start, and after each accepted step
+    cg_residuals: tuple[tuple[float, ...], ...] = ()  # of each CG solve, see CGResult
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ def newton(
     mask: Tensor,
     options: NewtonOptions,
     at_start: tuple[float, Tensor] | None = None,
+    notify: Listener = ignore,
 ) -> NewtonResult:
     """Newton's method on the kept weights. Each step solves for a direction (Algorithm 1), then searches along it.
 
@@ -89,9 +93,10 @@ def newton(
         mask: True where a weight is kept.
         options: Steps, damping and line search.
         at_start: The loss and the gradient at the start, if they are known.
+        notify: Gets every step of conjugate gradients.
     """
     loss, gradient = at_start or objective.loss_and_gradient(weight)
-    result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
+    result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE, losses=(loss,))
     for step in range(options.steps):
         if step:
             loss, gradient = objective.loss_and_gradient(weight)
@@ -104,17 +109,22 @@ def newton(
             return replace(result, outcome=NewtonOutcome.CONVERGED)
         system = system_at(weight, step)
         damping = options.damping + options.relative_damping * system.mean_diagonal
-        cg = conjugate_gradient(system.product, -gradient, options.cg, system.precondition, damping)
+
+        def count(cg_step: int, newton_step: int = step + 1) -> None:
+            notify(CGStep(newton_step, options.steps, cg_step, options.cg.max_steps))
+
+        cg = conjugate_gradient(system.product, -gradient, options.cg, system.precondition, damping, count)
         result = replace(
             result,
             cg_steps=result.cg_steps + cg.steps,
             negative_curvature=result.negative_curvature + (cg.outcome is CGOutcome.NEGATIVE_CURVATURE),
+            cg_residuals=(*result.cg_residuals, cg.residuals),
         )
         accepted = line_search(objective, weight, loss, gradient, cg.solution, options)
         if accepted is None:
             return replace(result, outcome=NewtonOutcome.NO_DECREASE)
         weight, loss = accepted
-        result = replace(result, weight=weight, loss=loss, steps=step + 1)
+        result = replace(result, weight=weight, loss=loss, steps=step + 1, losses=(*result.losses, loss))
     return result
 
 

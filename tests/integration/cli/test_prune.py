@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import snows
 from snows.data.weights import read_state
 from snows.events import LayerSolved
-from snows.listeners.progress import ProgressBar
+from snows.listeners.base import Progress
 
 from ..conftest import Outcome, Snows, assert_error
 from .helpers import MODEL, PRUNE, same, weights
@@ -167,13 +167,13 @@ def interrupt_after(solves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, pressed after that many solved layers."""
     seen = 0
 
-    def pressed(self: ProgressBar, event: snows.Event) -> None:
+    def pressed(self: Progress, event: snows.Event) -> None:
         nonlocal seen
         seen += isinstance(event, LayerSolved)
         if seen == solves:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(ProgressBar, "__call__", pressed)
+    monkeypatch.setattr(Progress, "__call__", pressed)
 
 
 def test_an_interrupted_run_says_that_nothing_is_kept(

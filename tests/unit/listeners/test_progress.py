@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
+import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from rich.console import Console
 
 import snows
 from snows.events import (
+    CGStep,
+    Counted,
     DistillStep,
     Event,
     LayerSolved,
@@ -19,15 +24,18 @@ from snows.events import (
     RunFinished,
     RunStarted,
     SolveReport,
+    TimeEstimated,
 )
-from snows.listeners.progress import ProgressBar, listening
+from snows.listeners.base import BEGINNING, Progress
+from snows.listeners.log import LogLines
+from snows.listeners.progress import ProgressBar, listening, open_progress
 from tests.networks import example, make
 
 SOLVE = SolveReport(1, 2.0, 1.0, 0.5, "closed form", "converged", 1, 5, 0, "gauss-newton", 1e-6, 0.1)
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=120)
+    return Console(file=io.StringIO(), force_terminal=True, width=160)
 
 
 def text(console: Console) -> str:
@@ -42,7 +50,7 @@ def shown_after(*events: Event) -> str:
     with ProgressBar("starting", console=console) as bar:
         for event in events:
             bar(event)
-        bar._progress.refresh()
+        bar.refresh()
         return text(console).split("\r")[-1]
 
 
@@ -69,7 +77,7 @@ def test_other_work_is_described_and_counted_by_hand() -> None:
     with ProgressBar("dense", total=3, completed=1, console=console) as bar:
         bar.describe("wanda")
         bar.advance()
-        bar._progress.refresh()
+        bar.refresh()
         assert re.match("wanda .* 2/3", text(console).split("\r")[-1])
 
 
@@ -81,22 +89,107 @@ def test_nothing_is_shown_without_a_terminal_or_if_it_is_not_wanted() -> None:
         assert text(console) == ""
 
 
-def test_what_progress_stands_for(capsys: pytest.CaptureFixture[str]) -> None:
-    with listening(True) as bar:
-        assert isinstance(bar, ProgressBar)
+class Closing:
+    """A listener that must be closed."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self.closed = False
+
+    def __call__(self, event: Event) -> None:
+        self.seen.append(event)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_what_progress_stands_for(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "snows")
+    event = MemoryEstimated(1 << 30)
+    with listening(True) as lines:  # there is no terminal here
+        lines(event)
+    assert caplog.messages == [BEGINNING, str(event)]
     with listening(False) as silent:
-        silent(MemoryEstimated(1))
+        silent(event)
     seen: list[Event] = []
-    with listening(seen.append) as own:
-        own(MemoryEstimated(1))
-    assert seen == [MemoryEstimated(1)]
+    closing = Closing()
+    with listening([seen.append, False, closing]) as several:
+        several(event)
+        assert not closing.closed
+    assert seen == closing.seen == [event]
+    assert closing.closed
     assert capsys.readouterr() == ("", "")
+    wanted = pytest.raises(snows.ArgumentError, match="progress is 'bar'; expected True, False, a callable")
+    with wanted, listening("bar"):  # type: ignore[arg-type]
+        pass
+
+
+def test_listeners_are_closed_after_a_failure() -> None:
+    closing = Closing()
+    with pytest.raises(ZeroDivisionError), listening([closing, True]):
+        raise ZeroDivisionError
+    assert closing.closed
+    with pytest.raises(snows.ArgumentError), listening([closing, 3]):  # type: ignore[list-item]
+        pass
+
+
+def test_the_display_fits_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_progress() as lines, open_progress(shown=False) as hidden:
+        assert (type(lines), type(hidden)) == (LogLines, Progress)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    with open_progress() as lines:
+        assert type(lines) is LogLines
+    monkeypatch.setenv("TERM", "xterm")
+    with open_progress() as bar:
+        assert type(bar) is ProgressBar
+
+
+def test_the_bar_survives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a terminal is closed, everything that is written to it fails."""
+
+    class Closed(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+        def flush(self) -> None:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    monkeypatch.setenv("TERM", "xterm")
+    with open_progress() as bar:
+        assert isinstance(bar, ProgressBar)
+        bar.describe("goes on")
+        bar.refresh()
+        bar.print("and on")
+
+
+def test_it_shows_conjugate_gradients_the_end_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snows.listeners.base.memory_in_use", lambda: 3 << 29)
+    shown = shown_after(TimeEstimated((600.0, 600.0), 1), LayerStarted(("fc",), 0, 2, 0, 1), CGStep(1, 2, 7, 15))
+    assert re.match(
+        r"sweep 1/1 {2}fc {2}Newton 1/2, CG 7 .* 0/2 0:00:00 ends about .*, in 20 minutes {2}1\.5 GiB", shown
+    )
+
+
+def test_an_epoch_counts() -> None:
+    @dataclass(frozen=True)
+    class Epoch(Counted):
+        loss: float
+
+        def __str__(self) -> str:
+            return f"epoch, loss {self.loss}"
+
+    assert re.match(r"epoch, loss 0\.5 .* 3/9", shown_after(Epoch(3, 9, 0.5)))
 
 
 def test_the_bar_is_closed_after_a_failure() -> None:
     with pytest.raises(ZeroDivisionError), ProgressBar(console=terminal()) as bar:
         raise ZeroDivisionError
-    assert bar._progress.finished or not bar._progress.live.is_started
+    assert not bar._bar.live.is_started
 
 
 def events_of_a_run(**options: object) -> list[Event]:

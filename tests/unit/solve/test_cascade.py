@@ -13,7 +13,7 @@ from torch import Tensor
 
 from snows.devices.memory import Memory
 from snows.errors import InputError
-from snows.events import SolveReport
+from snows.events import SolveReport, ignore
 from snows.solve import cascade as module
 from snows.solve.cascade import Group, Step, cascade, mask_group, solve_group
 from snows.solve.layer import SolvedLayer, Turn
@@ -42,6 +42,7 @@ class FakeRun:
         self.number, self.current = -1, ""
         self.weights: Mapping[str, Tensor] = {"a.weight": torch.tensor([1.0, 2.0, 3.0])}
         self.turn = Turn(seed=5, sweep=3, index=1)
+        self.notify = ignore
 
     def sweep(self, number: int) -> Iterator[Group]:
         self.calls.append(("sweep", number))
@@ -135,13 +136,14 @@ def test_a_group_is_solved_with_the_masks_that_its_problem_leads_to(monkeypatch:
     run = FakeRun()
     solve_group(run, GROUPS[1])
     assert run.calls == [("problem", GROUPS[1]), ("choose", GROUPS[1], "the problem")]
-    problem, weights, masks, settings, memory, turn = given
+    problem, weights, masks, settings, memory, turn, notify = given
     assert problem == "the problem"
     assert weights is run.weights
     assert set(masks) == {"a.weight", "other"}
     assert settings is run.settings
     assert memory is run.memory
     assert turn is run.turn
+    assert notify is run.notify
 
 
 def test_a_group_is_masked_without_a_problem() -> None:

@@ -349,7 +349,7 @@ def test_statistics_that_cannot_be_used_are_a_warning(monkeypatch: pytest.Monkey
 def test_mini_batches_are_one_newton_solve_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[tuple[int, ...], Tensor]] = []
 
-    def fake(objective: Objective, system: Any, weight: Tensor, mask: Tensor, options: Any) -> NewtonResult:
+    def fake(objective: Objective, system: Any, weight: Tensor, mask: Tensor, options: Any, **_: Any) -> NewtonResult:
         calls.append((objective.chosen, weight))
         assert torch.equal(mask, mask_of(weight.shape))
         assert options is chosen.newton

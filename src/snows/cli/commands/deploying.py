@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...exports.formats import FORMATS
-from ...listeners.progress import ProgressBar
+from ...listeners.progress import open_progress
 from ..app import app
 from ..arguments import CheckedModelOption, DebugOption, JsonOption, QuietOption, SavedArgument
 
@@ -45,15 +45,15 @@ def export(
     from ...exports.exporting import export as write
     from ..export_table import print_export
 
-    with ProgressBar(f"writing {to}", shown=not (quiet or as_json)):
-        exported = write(directory, to, _named(model), out=out, force=force)
+    with open_progress(f"writing {to}", shown=not (quiet or as_json)):
+        exported = write(directory, to, named_model(model), out=out, force=force)
     if as_json:
         print(json.dumps(exported.to_dict(), indent=2))
     elif not quiet:
         print_export(exported)
 
 
-def _named(model: str | None) -> nn.Module | None:
+def named_model(model: str | None) -> nn.Module | None:
     """The model that the user names, without weights."""
     if model is None:
         return None

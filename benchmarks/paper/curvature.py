@@ -1,0 +1,58 @@
+"""The exact Hessian against the empirical Fisher matrix, layer by layer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from sections import Row, Section
+
+from snows.data.preparation import prepare
+from snows.patterns import PatternRules
+from snows.plan import make_plan
+from snows.solve.objective import CurvatureKind
+
+from .drawing import Line, line_chart
+from .paths import SAMPLES, newton_path, start_at
+from .setting import Entry, Setting
+
+_HORIZON = 10
+_BATCH = 250
+_STEPS, _CG_STEPS, _SECONDS = 20, 50, 20.0
+_LAYERS = {"resnet20": None, "resnet50": 3}  # the first so many; None: all
+_KINDS: dict[CurvatureKind, str] = {"hessian": "exact Hessian", "fisher": "Fisher"}
+
+
+def rows(setting: Setting) -> Section:
+    for network in setting.choose(list(_LAYERS), ["resnet20"]):
+        for layer in _layers(setting, network)[: 2 if setting.quick else _LAYERS[network]]:
+            what = {"network": network, "layer": layer, "horizon": _HORIZON, "samples": setting.count(SAMPLES)}
+            yield what, partial(_measure, setting, network, layer)
+
+
+def _measure(setting: Setting, network: str, layer: str) -> Row:
+    start, steps = start_at(setting, network, layer, _HORIZON, _BATCH), 2 if setting.quick else _STEPS
+    found = {}
+    for kind in _KINDS:
+        path = newton_path(start, kind, steps, _CG_STEPS, _SECONDS).row()
+        found[kind] = {key: path[key] for key in ("seconds", "steps", "losses")}
+    return found
+
+
+def _layers(setting: Setting, network: str) -> list[str]:
+    graph = prepare(setting.network(network), setting.calibration(network, 4), setting.device, 0).graph
+    plan = make_plan(graph, PatternRules.parse("2:4"), _HORIZON, exclude="*downsample*")
+    return [planned.layer.name for planned in plan.pruned]
+
+
+def draw(found: list[Row]) -> dict[str, str]:
+    figures = {}
+    for row in found:
+        lines = [Line(words, row[kind]["seconds"], row[kind]["losses"]) for kind, words in _KINDS.items()]
+        title = f"{row['network']}, {row['layer']}: K-step loss against time"
+        figures[f"curvature-{row['network']}-{row['layer']}"] = line_chart(
+            title, lines, "seconds", "loss, share of the start's", log_y=True, marks=True
+        )
+    return figures
+
+
+ENTRY = Entry("curvature", "Figure “Newton's method and the Fisher approximation”", rows, minutes=15, gib=30, draw=draw)

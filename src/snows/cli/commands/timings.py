@@ -1,0 +1,79 @@
+"""The command that times a saved result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import ArgumentError
+from ..app import app
+from ..arguments import CheckedModelOption, DebugOption, DeviceOption, JsonOption, QuietOption, SavedArgument
+from .deploying import named_model
+
+_BatchOption = Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")]
+_EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="torch, onnxruntime, openvino, with commas. [default: torch, and on a CPU those that are installed]",
+        show_default=False,
+    ),
+]
+_LimitOption = Annotated[float, typer.Option("--limit", help="Seconds. What is not timed in them is listed.")]
+_FileOption = Annotated[
+    Path | None,
+    typer.Option("--out", help="A file for all figures (.json), which `--layers FILE` reads.", show_default=False),
+]
+
+
+@app.command()
+def bench(
+    directory: SavedArgument,
+    model: CheckedModelOption = None,
+    batch: _BatchOption = "1,8,32",
+    engine: _EngineOption = None,
+    device: DeviceOption = None,
+    limit: _LimitOption = 120.0,
+    out: _FileOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Time a saved result on this machine: each layer and the whole network, dense and sparse.
+
+    Says what runs sparse here, where layers could, and which layers to prune if speed is the goal.
+    """
+    from ...results.files import check_writable
+    from ...timing.benchmarking import bench as run
+    from ..bench_table import print_bench
+    from ..tables import make_console, say
+
+    batches = _batches(batch)
+    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
+        raise ArgumentError(f"--out is {out}; expected a file that ends in .json, in a folder that exists")
+    if out is not None and out.exists():
+        raise ArgumentError(f"{out} exists; choose another name, or remove it")
+    if out is not None:
+        check_writable(out)
+    engines = None if engine is None else [word.strip() for word in engine.split(",")]
+    found = run(
+        directory, named_model(model), batches=batches, engines=engines, device=device, limit=limit,
+        progress=not (quiet or as_json),
+    )  # fmt: skip
+    if out is not None:
+        found.save(out)
+    if as_json:
+        print(found.to_json())
+    elif not quiet:
+        print_bench(found, make_console())
+        if out is not None:
+            say(f"Saved to {out}. Use it: snows prune … --layers {out}")
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise ArgumentError(f"--batch is {text!r}; expected whole numbers with commas, such as 1,8,32") from None

@@ -1,0 +1,111 @@
+"""Progress as lines of a log, where there is no terminal: in a log file, a batch job, a pipe."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+
+from ..events import Counted, Event, LayerSolved, RunFinished, RunStarted, duration
+from .base import BEGINNING, Progress, memory_text
+
+logger = logging.getLogger("snows")
+
+_LEAST_SECONDS = 1.0  # between two lines, so that a network of tiny layers does not flood the log
+
+
+class LogLines(Progress):
+    """A line for every solved layer, epoch or step of other work, and at least one a minute.
+
+    Lines go to the logger `snows` at level INFO. If the program has configured logging, its handlers and levels decide
+    where they appear. If it has not, they go to standard error as long as this listener is open.
+
+    Args:
+        description, total, completed: As for `Progress`.
+        seconds: The longest time without a line.
+
+    Example:
+        >>> import logging, sys
+        >>> logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s", force=True)
+        >>> with LogLines("training", total=2) as log:
+        ...     log.advance()
+        training
+    """
+
+    def __init__(
+        self, description: str = BEGINNING, total: int | None = None, completed: int = 0, seconds: float = 60.0
+    ) -> None:
+        super().__init__(description, total, completed)
+        self._level = logger.level
+        self._handler = _to_standard_error()
+        self._seconds = seconds
+        self._last_line = self._last_count = -1.0
+        self._closed = threading.Event()
+        self._write(description)
+        threading.Thread(target=self._every_minute, name="snows log", daemon=True).start()
+
+    def describe(self, description: str) -> None:
+        if description != self.timeline.description:
+            self.timeline.describe(description)
+            self._write_unless_too_soon()
+
+    def print(self, line: str) -> None:
+        self._write(line)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._handler is not None:
+            logger.removeHandler(self._handler)
+            logger.setLevel(self._level)
+
+    def _changed(self, event: Event | None) -> None:
+        if isinstance(event, RunStarted):
+            layers = "1 layer" if len(event.layers) == 1 else f"{len(event.layers)} layers"
+            self._write(f"{event}: {layers}, {event.samples} samples, on {event.device}")
+        elif isinstance(event, RunFinished):
+            self._write(f"finished in {duration(event.seconds)}")
+        elif event is None or isinstance(event, LayerSolved | Counted):
+            self._write_unless_too_soon(event)
+
+    def _write_unless_too_soon(self, event: Event | None = None) -> None:
+        if self.timeline.elapsed - self._last_line >= _LEAST_SECONDS:
+            self._write(self._line(_outcome(event)))
+
+    def _line(self, outcome: str = "") -> str:
+        timeline = self.timeline
+        count = "" if timeline.total is None else f"{timeline.completed}/{timeline.total}"
+        spent = timeline.in_this_stage
+        since = f"{duration(spent)} in this step" if spent > _LEAST_SECONDS else ""
+        parts = [timeline.description, timeline.detail, outcome, count, since, timeline.end(), memory_text()]
+        return ", ".join(part for part in parts if part)
+
+    def _write(self, line: str) -> None:
+        self._last_line = self.timeline.elapsed
+        logger.info(line)
+
+    def _every_minute(self) -> None:
+        while not self._closed.wait(max(0.01, self._seconds - (self.timeline.elapsed - self._last_line))):
+            if self.timeline.elapsed - self._last_line >= self._seconds:
+                self._write(self._line())
+
+
+def _outcome(event: Event | None) -> str:
+    if not isinstance(event, LayerSolved):
+        return ""
+    if not math.isfinite(event.solve.loss):
+        return "masked"
+    return f"loss {event.solve.loss_masked:.3g} -> {event.solve.loss:.3g}"
+
+
+def _to_standard_error() -> logging.Handler | None:
+    """A handler of our own, if the program has configured none."""
+    if logger.hasHandlers():
+        return None
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    return handler

@@ -1,0 +1,245 @@
+"""`snows.bench`: dense against sparse on this machine, each layer and the whole network."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ..caller import own_surroundings
+from ..data.preparation import ONE_AT_A_TIME, as_device
+from ..errors import ArgumentError
+from ..exports.base import Saved
+from ..exports.reading import read_saved
+from ..graph.capture import Call
+from ..listeners.base import Progress
+from ..listeners.progress import open_progress
+from ..reading import read_json
+from ..results.manifest import REPORT
+from .benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
+from .clock import time_in_turns
+from .engines import Exports, Setting, check_engines, packed, torch_settings
+from .kernels import kernels_of
+from .layers import LayerCase, failure, find_cases, time_layer
+from .machine import describe_machine
+from .modes import COMPILED, modes_of
+from .possibilities import elsewhere, never, sparsity
+
+BATCHES = (1, 8, 32)
+LIMIT = 120.0  # seconds
+_LAYERS_SHARE = 0.5  # of the limit; the rest is for the whole network
+_SECONDS = 0.5  # of a layer at one batch size
+_NETWORK_SECONDS = 2.0  # of the whole network in one mode at one batch size
+
+
+def bench(
+    directory: str | Path,
+    model: nn.Module | None = None,
+    *,
+    batches: Sequence[int] = BATCHES,
+    engines: Iterable[str] | None = None,
+    device: torch.device | str | None = None,
+    limit: float = LIMIT,
+    progress: bool = True,
+) -> Benchmark:
+    """Time a saved result on this machine: what its zeros are worth here.
+
+    Each pruned layer is timed with ordinary and with sparse kernels of torch, in turns, warm; then the whole network
+    dense, with all layers packed, and with those packed that gained. On a GPU in half precision, eager, as a CUDA graph
+    and compiled; on a CPU eager and compiled, and in ONNX Runtime and OpenVINO where these are installed.
+
+    Args:
+        directory: A folder that `Result.save` or `snows prune --out` wrote.
+        model: The model that was pruned, with any weights. It is not changed. Default: a new model of the name that the
+            folder records, unless that is code ("file.py:factory"), which is never run.
+        batches: Batch sizes.
+        engines: "torch", "onnxruntime", "openvino". Default: torch, and on a CPU those that are installed.
+        device: Where to time. Default: an accelerator if there is one.
+        limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
+        progress: Whether to show a progress bar on standard error.
+
+    Returns:
+        A `Benchmark`. Its `prune` names the layers that were faster sparse; `save` writes the file that `prune` takes
+        as `layers=`.
+
+    Raises:
+        ArgumentError: An option is not understood.
+        InputError: The result is damaged, or an engine is not installed.
+
+    Example:
+        >>> import tempfile, torch, snows
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+        >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     saved = result.save(f"{place}/pruned")
+        ...     found = snows.bench(saved, model, batches=[1], engines=[], device="cpu", limit=2, progress=False)
+        >>> [(layer.name, layer.kernel, [timing.batch for timing in layer.timings]) for layer in found.layers]
+        [('0', 'CSR, MKL', [1])]
+    """
+    sizes = _check_batches(batches)
+    if not limit > 0:
+        raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
+    place = as_device(device) or _best_device()
+    chosen = check_engines(engines, place)
+    saved = read_saved(directory, model)
+    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
+        return _Bench(saved, place, sizes, limit, progress).run(chosen, Path(folder))
+
+
+def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(dict.fromkeys(batches))
+    if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ArgumentError(f"batches is {batches!r}; expected batch sizes of 1 or more")
+    return sizes
+
+
+def _best_device() -> torch.device:
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found or torch.device("cpu")
+
+
+@dataclass
+class _Bench:
+    """The measurements of one call, which stop when the time is up."""
+
+    saved: Saved
+    device: torch.device
+    batches: tuple[int, ...]
+    limit: float
+    progress: bool
+    began: float = field(default_factory=time.perf_counter)
+    not_timed: list[str] = field(default_factory=list)
+    bar: Progress = field(init=False)
+
+    def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
+        dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
+        network = self.saved.model.to(self.device, dtype)
+        if self.device.type == "cuda":  # the layout in which convolutions are fastest there
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+        calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
+        cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
+        modes = sum(len(modes_of(self.device)) if engine == "torch" else 1 for engine in engines)
+        first = {case.key: case for case in reversed(cases.values()) if case.kernels}
+        total = (len(first) + modes) * len(self.batches)
+        with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what torch says about its sparse formats
+            layers = self._layers(cases, first)
+            settings = self._settings(engines, _variants(network, cases, layers), calls, folder)
+            timings = [row for setting in settings for batch in self.batches for row in self._network(setting, batch)]
+        return Benchmark(
+            model=self.saved.name,
+            machine=describe_machine(self.device),
+            dtype=str(dtype).removeprefix("torch."),
+            batches=self.batches,
+            layers=tuple(layers),
+            network=tuple(timings),
+            flops=read_json(self.saved.folder / REPORT).get("flops"),
+            seconds=round(time.perf_counter() - self.began, 1),
+            not_timed=tuple(self.not_timed),
+        )
+
+    def _settings(
+        self, engines: tuple[str, ...], variants: dict[str, nn.Module], calls: dict[int, Call], folder: Path
+    ) -> list[Setting]:
+        """All engines in all modes. Compiling takes longest and comes last."""
+        exports = Exports(self.saved, folder)
+        found = [
+            setting
+            for engine in engines
+            for setting in (
+                torch_settings(variants, calls, self.device) if engine == "torch" else exports.settings(engine, calls)
+            )
+        ]
+        return sorted(found, key=lambda setting: setting.mode.startswith(COMPILED))
+
+    def _stored_dtype(self) -> torch.dtype:
+        return next(p.dtype for p in self.saved.model.parameters() if p.is_floating_point())
+
+    def _on_device(self, call: Call, dtype: torch.dtype) -> Call:
+        def move(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            layout = torch.channels_last if leaf.ndim == 4 and self.device.type == "cuda" else torch.preserve_format
+            kind = dtype if leaf.is_floating_point() else leaf.dtype
+            return leaf.to(self.device, kind, memory_format=layout)
+
+        moved: Call = pytree.tree_map(move, call)
+        return moved
+
+    def _in_time(self, what: str, share: float = 1.0) -> bool:
+        """Whether there is time left; what there is none for is noted."""
+        self.bar.describe(what)
+        if time.perf_counter() - self.began < share * self.limit:
+            return True
+        self.not_timed.append(what)
+        return False
+
+    def _layers(self, cases: dict[str, LayerCase], first: dict[Any, LayerCase]) -> list[LayerBenchmark]:
+        """Layers that are alike are timed once: the first of them in the network."""
+        timed = {key: self._timings(case) for key, case in first.items()}
+        return [self._layer(case, first, timed) for case in cases.values()]
+
+    def _timings(self, case: LayerCase) -> tuple[list[LayerTiming], str | None]:
+        found: list[LayerTiming] = []
+        for batch in self.batches:
+            if self._in_time(f"{case.name}, batch {batch}", _LAYERS_SHARE):
+                try:
+                    found += time_layer(case, batch, _SECONDS)
+                except Exception as error:  # each library has its own kinds
+                    return found, failure(error)
+            self.bar.advance()
+        return found, None if found else "there was no time left"
+
+    def _layer(self, case: LayerCase, first: dict[Any, LayerCase], timed: dict[Any, Any]) -> LayerBenchmark:
+        weight = self.saved.weight(case.parameter)
+        own = first.get(case.key) if case.kernels else None
+        timings, reason = timed[case.key] if own is not None else ((), case.reason)
+        return LayerBenchmark(
+            name=case.name,
+            parameter=case.parameter,
+            shape=tuple(weight.shape),
+            sparsity=sparsity(weight),
+            reason=reason,
+            timed_as=None if own is None or own is case else own.name,
+            timings=tuple(timings),
+            elsewhere=elsewhere(case.module, case.parameter, weight),
+            never=never(case.module, weight),
+        )
+
+    def _network(self, setting: Setting, batch: int) -> list[NetworkTiming]:
+        where = (setting.engine, setting.mode)
+        if not self._in_time(f"the whole network, {setting.engine}, {setting.mode}, batch {batch}"):
+            return []
+        try:
+            with torch.no_grad():
+                timed = time_in_turns(setting.calls(batch), self.device, _NETWORK_SECONDS)
+        except Exception as error:  # each engine has its own kinds
+            return [NetworkTiming(*where, "all", batch, None, failure(error))]
+        finally:
+            self.bar.advance()
+        return [NetworkTiming(*where, weights, batch, timing) for weights, timing in timed.items()]
+
+
+def _variants(network: nn.Module, cases: dict[str, LayerCase], layers: list[LayerBenchmark]) -> dict[str, nn.Module]:
+    """The network as it is, with all sparse kernels that ran, and with those that gained at some batch size."""
+    chosen = {
+        layer.name: (cases[layer.parameter], kernel)
+        for layer in layers
+        for kernel in cases[layer.parameter].kernels
+        if kernel.name == layer.kernel
+    }
+    gained = {layer.name for layer in layers if any(layer.pays(timing.batch) for timing in layer.timings)}
+    found = {"dense": network}
+    if chosen:
+        found["sparse"] = packed(network, chosen)
+    if 0 < len(gained) < len(chosen):
+        found["sparse where it pays"] = packed(network, {name: chosen[name] for name in chosen if name in gained})
+    return found

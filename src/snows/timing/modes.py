@@ -1,0 +1,50 @@
+"""How torch is made to run a call: as it is, recorded as a CUDA graph, or compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..graph.capture import quietly
+
+Call = Callable[[], Any]
+COMPILED = "compiled"  # how the names of modes that compile begin
+
+
+def modes_of(device: torch.device) -> dict[str, Callable[[Call], Call]]:
+    """By name, what makes a call run in this mode. The call must read the same memory each time."""
+    if device.type == "cuda":
+        return {"eager": _as_it_is, "graph": _recorded, COMPILED: _compiled, "compiled graph": _compiled_and_recorded}
+    return {"eager": _as_it_is, COMPILED: _compiled}
+
+
+def _as_it_is(call: Call) -> Call:
+    return call
+
+
+def _recorded(call: Call) -> Call:
+    """The launches of one call, replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # libraries choose their kernels
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        call()
+    return recording.replay
+
+
+def _compiled(call: Call) -> Call:
+    torch.compiler.reset()  # what was compiled before counts against a limit of torch
+    compiled = torch.compile(call, dynamic=False)
+    with quietly():
+        compiled()
+    return compiled
+
+
+def _compiled_and_recorded(call: Call) -> Call:
+    return _recorded(_compiled(call))

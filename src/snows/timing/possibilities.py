@@ -1,0 +1,49 @@
+"""Where a layer could run faster for its zeros, by the engines' own rules, and what no engine can do."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ..exports.rules import is_two_of_four, openvino_refusal, semi_structured_refusal, tensorrt_refusal
+from .kernels import csr_refusal
+
+_FEW_CHANNELS = 32
+
+
+def elsewhere(module: nn.Module, parameter: str, weight: Tensor) -> dict[str, str | None]:
+    """By engine, why its sparse kernels cannot take the layer; None if they can. A speed-up is not implied."""
+    return {
+        "torch 2:4 on an NVIDIA GPU": semi_structured_refusal(module, parameter),
+        "TensorRT on an NVIDIA GPU": tensorrt_refusal(weight),
+        "torch CSR on a CPU": csr_refusal(module),
+        "OpenVINO in int8 on a CPU with AMX": openvino_refusal(weight),
+        "XNNPACK on a CPU": _xnnpack_refusal(module, weight),
+    }
+
+
+def never(module: nn.Module, weight: Tensor) -> tuple[str, ...]:
+    """What no hardware that we know of gains from this layer's zeros, one sentence each."""
+    found = []
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and weight.shape[1] == 1 and module.groups > 1:
+        return ("a depthwise convolution has one input channel for each output, so that there is no sum to shorten",)
+    if weight.ndim > 2:
+        found.append("torch has no sparse kernels for convolutions but those of 1x1")
+    if weight.shape[1] < _FEW_CHANNELS:
+        found.append(f"with {weight.shape[1]} input channels, moving data takes longer than multiplying")
+    if not is_two_of_four(weight):
+        found.append("tensor cores skip zeros of 2:4 only; other zeros are multiplied")
+    elif sparsity(weight) > 0.6:
+        found.append("tensor cores compute more zeros than 2:4 has as 2:4, no faster")
+    return tuple(found)
+
+
+def sparsity(weight: Tensor) -> float:
+    return 1 - int(weight.count_nonzero()) / weight.numel()
+
+
+def _xnnpack_refusal(module: nn.Module, weight: Tensor) -> str | None:
+    if not isinstance(module, nn.Conv2d) or set(module.kernel_size) != {1} or set(module.stride) != {1}:
+        return "it is no 1x1 convolution of stride 1"
+    if sparsity(weight) < 2 / 3:
+        return "XNNPACK takes weights of which two thirds or more are zero"
+    return None

@@ -1,0 +1,63 @@
+"""What a benchmark says of its timings, and its file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import snows
+from snows.data.layer_lists import read_layer_list
+from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming
+from snows.timing.clock import Timing
+from tests.saved import strict
+
+
+def timing(milliseconds: float, spread: float = 0.0) -> Timing:
+    return Timing(milliseconds / 1e3, (milliseconds - spread) / 1e3, (milliseconds + spread) / 1e3, 5)
+
+
+def layer(name: str, *timings: LayerTiming) -> LayerBenchmark:
+    return LayerBenchmark(name, f"{name}.weight", (8, 8), 0.5, None, timings=timings)
+
+
+def eager(batch: int, dense: Timing, sparse: Timing) -> LayerTiming:
+    return LayerTiming(batch, "2:4", "eager", dense, sparse)
+
+
+FOUND = Benchmark(
+    "Net", {"device": "cpu"}, "float32", (1, 8),
+    (
+        layer("fast", eager(1, timing(2), timing(3)), eager(8, timing(4), timing(2))),
+        # Sparse as a graph beats dense eager, but not dense as a graph.
+        layer("graph", eager(1, timing(4), timing(9)), LayerTiming(1, "2:4", "graph", timing(2), timing(3))),
+        layer("unclear", eager(1, timing(4, 1), timing(3, 1))),
+        layer("untimed"),
+    ),
+    (),
+)  # fmt: skip
+
+
+def test_the_best_ways_are_compared() -> None:
+    fast, graph, unclear, untimed = FOUND.layers
+    assert graph.fastest(1) == (timing(2), timing(3))
+    assert untimed.fastest(1) is None
+    assert [entry.pays(1) for entry in (fast, graph, unclear, untimed)] == [False] * 4
+    assert fast.pays(8)
+    assert fast.timings[1].speedup == 2
+    assert FOUND.prune == ("fast",)
+
+
+def test_the_kernel_that_is_fastest_at_the_largest_batch() -> None:
+    slow, quick = LayerTiming(8, "a", "eager", timing(4), timing(3)), LayerTiming(8, "b", "eager", timing(4), timing(2))
+    small = LayerTiming(1, "a", "eager", timing(1), timing(0.5))
+    assert layer("x", small, slow, quick).kernel == "b"
+    assert layer("x").kernel is None
+
+
+def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    FOUND.save(file)
+    data = strict(file.read_text())
+    assert data["pays_at"] == {"1": [], "8": ["fast"]}
+    assert data["layers"][0]["timings"][0]["dense"]["median"] == 0.002
+    assert read_layer_list(file) == ("fast",)
+    assert snows.Benchmark is Benchmark

@@ -1,0 +1,48 @@
+"""Which engines can take a layer, by their own rules, and what none can do."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from snows.timing.possibilities import elsewhere, never
+
+
+def masked(module: nn.Module, keep: list[int]) -> tuple[nn.Module, torch.Tensor]:
+    """The module with this pattern along the input channels."""
+    weight = module.get_parameter("weight")
+    with torch.no_grad():
+        weight.fill_(1.0)
+        pattern = torch.tensor(keep).repeat(weight.shape[1] // len(keep))
+        weight.mul_(pattern.reshape(1, -1, *[1] * (weight.ndim - 2)))
+    return module, weight.detach()
+
+
+def test_engines_by_their_rules() -> None:
+    module, weight = masked(nn.Linear(128, 64), [1, 0, 0, 1])
+    found = elsewhere(module, "weight", weight)
+    assert {engine for engine, refusal in found.items() if refusal is None} == {
+        "torch 2:4 on an NVIDIA GPU",
+        "TensorRT on an NVIDIA GPU",
+        "torch CSR on a CPU",
+        "OpenVINO in int8 on a CPU with AMX",
+    }
+    assert found["XNNPACK on a CPU"] == "it is no 1x1 convolution of stride 1"
+    module, weight = masked(nn.Conv2d(128, 64, 1), [1, 0, 0, 0])
+    found = elsewhere(module, "weight", weight)
+    assert found["XNNPACK on a CPU"] is found["TensorRT on an NVIDIA GPU"] is None
+    module, weight = masked(nn.Conv2d(128, 64, 1), [1, 1, 0, 0])
+    assert "two thirds or more" in str(elsewhere(module, "weight", weight)["XNNPACK on a CPU"])
+
+
+def test_what_never_gains() -> None:
+    module, weight = masked(nn.Conv2d(8, 8, 3, groups=8), [1])
+    assert "depthwise" in never(module, weight)[0]
+    assert never(*masked(nn.Linear(64, 64), [1, 1, 0, 0])) == ()
+    (more_zeros,) = never(*masked(nn.Linear(64, 64), [1, 0, 0, 0]))
+    assert "no faster" in more_zeros
+    assert [words.split()[0] for words in never(*masked(nn.Conv2d(16, 16, 3), [1, 1, 1, 0]))] == [
+        "torch",
+        "with",
+        "tensor",
+    ]
