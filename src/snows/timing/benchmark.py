@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.layer_lists import KIND
+from ..results.files import write_or_rescue
 from .clock import Timing
 
 
@@ -150,4 +151,4 @@ class Benchmark:
 
     def save(self, path: str | Path) -> None:
         """Write the file that `snows.prune(..., layers=file)` and `--layers FILE` read."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        write_or_rescue(Path(path), f"{self.to_json()}\n".encode())
