@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from ..errors import one_line, printable
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -80,7 +83,7 @@ def _figure(key: str, value: float) -> str:
 
 def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:
     if as_json or markdown:
-        print(found.to_json() if as_json else found.to_markdown().rstrip())
+        print(found.to_json() if as_json else printable(found.to_markdown().rstrip()))
         return
     if quiet:
         return
@@ -222,13 +225,24 @@ def print_verification(directory: Path, found: Verification, as_json: bool, quie
     if quiet:
         return
     for finding in found.findings:
-        print(finding)
+        say(finding)
     for note in found.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     if found.ok:
-        print(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
+        say(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
 
 
 def make_console() -> Console:
-    """Names of layers and files are printed as they are, not read as markup."""
-    return Console(markup=False, highlight=False)
+    """Names of layers and files are not read as markup, nor obeyed by the terminal."""
+    return _Console(markup=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line of plain text."""
+    print(one_line(text))
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """All text that is printed, cells of tables included."""
+        return super().render_str(printable(text), **options)

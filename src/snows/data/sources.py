@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, Subset
 
 from ..errors import ArgumentError, InputError, SnowsWarning
+from ..reading import check_unpacked, open_file
 from . import embedded, images
 from .models import call_factory
 from .samples import check_seed
 
 HELP = f"{embedded.DATA}, folder:DIR, npz:FILE or file.py:factory"
+_ARRAYS = ("x", "y", "jpeg", "offsets", "labels")  # of npz files
+_LISTED = 10  # names in a message
 _TEST_SAMPLES = 2000  # of data that has no test part of its own
 _IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -207,30 +211,38 @@ def _read_npz(path: Path, config: DataConfig) -> tuple[Tensor, Tensor | None]:
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as stream:  # numpy would leave a damaged file open
+    """The arrays that mean something to us. Others are not read."""
+    with open_file(path) as stream:
+        try:
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InputError(f"{path} is a single array; expected an npz file with named ones (numpy.savez)")
-            arrays = {key: archive[key] for key in archive.files}  # each access reads the array again
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    except InputError:
-        raise
-    except Exception as error:  # damaged archives raise many kinds
-        raise InputError(f"{path} cannot be read as npz: {images.reason(error)}") from error
+            known = [name for name in archive.files if name in _ARRAYS]
+            if "x" not in known and not {"jpeg", "offsets"} <= set(known):
+                found = ", ".join(archive.files[:_LISTED]) or "none"
+                raise InputError(f"{path} has the arrays {found}; expected x (and y), or jpeg and offsets")
+            _check_sizes(path, os.fstat(stream.fileno()).st_size, archive, known)
+            arrays = {name: archive[name] for name in known}
+        except InputError:
+            raise
+        except Exception as error:  # damaged archives raise many kinds
+            raise InputError(f"{path} cannot be read as npz: {images.reason(error)}") from error
     for key, value in arrays.items():
         if not isinstance(value, np.ndarray):
             raise InputError(f"{path}: {key} is no array; expected an npz file of arrays (numpy.savez)")
     return arrays
 
 
+def _check_sizes(path: Path, packed: int, archive: Any, names: Sequence[str]) -> None:
+    """Refuse a small archive that would fill the memory. No more is unpacked of a member than the archive says."""
+    members = [member for member in archive.zip.infolist() if member.filename.removesuffix(".npy") in names]
+    check_unpacked(path, packed, sum(member.file_size for member in members))
+
+
 def _samples_and_labels(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray, np.ndarray | None]:
     if {"jpeg", "offsets"} <= set(arrays):
         return images.decode_jpegs(arrays["jpeg"], arrays["offsets"], path), arrays.get("labels")
-    if "x" in arrays:
-        return arrays["x"], arrays.get("y")
-    raise InputError(f"{path} has the arrays {', '.join(arrays) or 'none'}; expected x (and y), or jpeg and offsets")
+    return arrays["x"], arrays.get("y")
 
 
 def _check_numbers(samples: np.ndarray, labels: np.ndarray | None, path: Path) -> None:
