@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -163,20 +162,6 @@ def test_warnings_are_events_in_their_place() -> None:
     assert [type(event) for event in events[:3]] == [Warned, Warned, RunStarted]
     assert [str(each.message) for each in caught] == [each.message for each in events[:2] if isinstance(each, Warned)]
     assert "train mode" in str(caught[0].message)
-
-
-def test_few_samples_are_said() -> None:
-    """Fewer than eight held out tell little. Without re-adjustment there is nothing to judge."""
-    few = example("conv-bn", 31)
-    words = "there are only 31 calibration samples: .* losses of the 7 that are held out"
-    with pytest.warns(SnowsWarning, match=words), open_run(task(calibration=few)):
-        pass
-    silent = [task(), task(calibration=few, readjusts=False), task(calibration=few, recipe=RECIPE.replace(held_out=0))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for asked in silent:
-            with open_run(asked):
-                pass
 
 
 def test_the_last_stage_comes_between_the_cascade_and_the_end() -> None:
