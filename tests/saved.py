@@ -12,8 +12,8 @@ from torch import nn
 
 import snows
 from snows.data.weights import read_state
+from snows.reading import read_json
 from snows.recipe import Recipe
-from snows.results.files import read_json
 from snows.results.manifest import file_facts, render_manifest
 
 SAMPLES = 16

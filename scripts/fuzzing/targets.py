@@ -127,7 +127,9 @@ def resume_folder(case: Case) -> None:
     else:
         content = spoil_safetensors(case.random, files.pop(name), case.world.weights)
         honest = case.random.random() < 0.8  # a name that says it is whole
-        files[name if not honest else name.rpartition("-")[0] + f"-{journal._digest(content)}.safetensors"] = content
+        place = name.rpartition("-")[0]
+        digest = journal.digest_for(case.world.settings, place.removeprefix("layers/"), content)
+        files[f"{place}-{digest}.safetensors" if honest else name] = content
     for key, content in files.items():
         case.write(f"resume/{key}", content)
     found = journal.DiskJournal(case.folder / "resume", case.world.settings, torch.device("cpu"))

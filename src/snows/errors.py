@@ -6,13 +6,33 @@ SnowsError                 everything raised on purpose
 │   └── StatisticsError    a layer's input statistics cannot be used; the run goes on and warns
 └── CaptureError           the model cannot be turned into a graph of operations             (exit status 1)
 
-Every message says what was given, what was expected and what to do.
+Every message says what was given, what was expected and what to do. Messages may quote names from files: characters
+that a terminal would obey are written as escapes, here and nowhere else.
 """
 
 from __future__ import annotations
 
 
-class SnowsError(Exception):
+def printable(text: str) -> str:
+    """The text with escapes for all characters that a terminal would obey, or not show. Line breaks stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(text: str) -> str:
+    """The same on one line, so that a name with a line break in it cannot look like a line of ours."""
+    return printable(" ".join(text.split()))
+
+
+class _Message(Exception):  # noqa: N818  # errors and warnings are made of it
+    """A message for a terminal."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(printable(value) if isinstance(value, str) else value for value in arguments))
+
+
+class SnowsError(_Message):
     """Base of every error that this package raises on purpose."""
 
 
@@ -32,5 +52,5 @@ class CaptureError(SnowsError):
     """The model cannot be turned into a graph of operations."""
 
 
-class SnowsWarning(UserWarning):
+class SnowsWarning(_Message, UserWarning):
     """Something the user should know; the work goes on."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from .errors import ArgumentError
 SCHEMA = 1
 
 _LEAST_HELD_OUT = 8
+_MOST = 10**9  # of any choice: a number with hundreds of digits cannot be computed with
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ def _one_of(default: Any, *others: Any) -> Any:
 def _whole(default: Any, *words: Any, least: int = 0) -> Any:
     """A whole number, or one of the words."""
     return _checked(
-        default, lambda v: v in words or (type(v) is int and v >= least), f"a whole number{_of(least, words)}"
+        default, lambda v: v in words or (type(v) is int and least <= v <= _MOST), f"a whole number{_of(least, words)}"
     )
 
 
-def _number(default: Any, *words: Any, below: float = math.inf) -> Any:
+def _number(default: Any, *words: Any, below: float = _MOST) -> Any:
     """A number of at least 0, or one of the words."""
 
     def accepts(value: Any) -> bool:
@@ -49,9 +50,16 @@ def _number(default: Any, *words: Any, below: float = math.inf) -> Any:
     return _checked(default, accepts, f"a number{_of(0, words, below)}")
 
 
-def _of(least: int, words: tuple[Any, ...], below: float = math.inf) -> str:
-    above = f" and below {below:g}" if below < math.inf else ""
+def _of(least: int, words: tuple[Any, ...], below: float = _MOST) -> str:
+    above = f" and below {below:g}" if below < _MOST else ""
     return f" of at least {least}{above}" + "".join(f" or {word!r}" for word in words)
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message. Python refuses to write whole numbers of thousands of digits."""
+    if isinstance(value, int) and abs(value) > _MOST:
+        return f"a number beyond {_MOST:,}"
+    return reprlib.repr(value)
 
 
 def _checked(default: Any, accepts: Callable[[Any], bool], expected: str) -> Any:
@@ -146,7 +154,7 @@ class Recipe:
         for field in dataclasses.fields(self):
             value, check = getattr(self, field.name), field.metadata["check"]
             if not check.accepts(value):
-                raise ArgumentError(f"recipe: {field.name} is {value!r}; expected {check.expected}")
+                raise ArgumentError(f"recipe: {field.name} is {_shown(value)}; expected {check.expected}")
 
     def held_out_samples(self, samples: int) -> int:
         """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
@@ -154,7 +162,7 @@ class Recipe:
             return 0
         return min(max(round(self.held_out * samples), _LEAST_HELD_OUT), samples // 4)
 
-    def replace(self, **changes: Any) -> Recipe:
+    def replace(self, /, **changes: Any) -> Recipe:
         """The same recipe with some choices changed."""
         known = [field.name for field in dataclasses.fields(self)]
         unknown = sorted(set(changes) - set(known))

@@ -26,7 +26,7 @@ from snows import InputError, SnowsError, verify
 from snows.data.compact import pack_masks
 from snows.data.embedded import MODEL
 from snows.data.weights import read_state, read_tensors
-from snows.results.files import read_json
+from snows.reading import read_json
 from snows.results.manifest import render_manifest
 from snows.results.verification import Verification
 from tests.networks import example, make
@@ -218,7 +218,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda folder: [path.unlink() for path in folder.iterdir()], r"there is no .*manifest\.json"),
     "manifest is a folder": (
         lambda folder: ((folder / "manifest.json").unlink(), (folder / "manifest.json").mkdir()),
-        r"cannot read .*manifest\.json",
+        r"manifest\.json is a folder",
     ),
     "another model": (
         lambda folder: save_file({"a": torch.ones(1)}, folder / "model.compact.safetensors"),
@@ -324,8 +324,15 @@ CONTENTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another pattern": (
         lambda f: change_report(f, lambda r: r["layers"][0].update(pattern="1:3")), "2.weight cannot be 1:3: its 8",
     ),
+    **{
+        f"an impossible pattern, {pattern}": (
+            lambda f, pattern=pattern: change_report(f, lambda r: r["layers"][0].update(pattern=pattern)),
+            "2.weight has an impossible pattern in the report: ",
+        )
+        for pattern in ("5:4", "0:4", "2:4:6", 1.5, "-1:4", "dense", None)
+    },
     "no recipe": (lambda f: (f / "recipe.json").write_text('{"schema": 1, "steps": 1}'), "unknown choice steps"),
-    "no text": (lambda f: (f / "recipe.json").write_bytes(b"\xff\xfe"), "can't decode"),
+    "no text": (lambda f: (f / "recipe.json").write_bytes(b"\xff\xfe"), "no text in UTF-8"),
     "no probe inside": (lambda f: save_file({"a": torch.ones(1)}, f / "probe.safetensors"), "it holds no call"),
 }  # fmt: skip
 

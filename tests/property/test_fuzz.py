@@ -142,7 +142,7 @@ def test_pixels_of_unknown_range_are_refused(tmp_path: Path) -> None:
         load_data(save_image(tmp_path, Image.fromarray(np.full((8, 8), 0.5, np.float32)), "tif"), 1)
 
 
-@pytest.mark.parametrize("text", [f"x = {DEEP}", "[data]\nmean = 1" + "0" * 400 + "\nstd = 1", "\udcff"])
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "[data]\nmean = 1" + "0" * 400 + "\nstd = 1"])
 def test_config_files_are_refused_in_a_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "c.toml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -183,7 +183,7 @@ def test_a_finished_layer_that_is_not_ours_is_done_again(
 ) -> None:
     kept = journal.DiskJournal(tmp_path / "resume", {}, torch.device("cpu"))
     data = save(tensors, metadata={"note": note})
-    name = f"sweep00-layer0000-{journal._digest(data)}.safetensors"
+    name = f"sweep00-layer0000-{journal.digest_for({}, 'sweep00-layer0000', data)}.safetensors"
     (tmp_path / "resume" / "layers" / name).write_bytes(data)
     with pytest.warns(snows.SnowsWarning, match="is damaged"):
         assert kept.recall(0, 0) is None

@@ -130,3 +130,18 @@ def test_the_effort_gives_the_recipe_if_there_is_none() -> None:
     for unknown in ("slow", None, 1):
         with pytest.raises(ArgumentError, match=r"effort is .*; expected 'fast', 'default' or 'best'"):
             as_recipe(None, unknown)
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1, "self": 3}', '{"schema": 1, "changes": 3}'])
+def test_any_unknown_key_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="unknown choice"):
+        Recipe.from_json(text)
+
+
+@pytest.mark.parametrize("field", ["sweeps", "ridge", "minibatch", "finish_rate", "held_out"])
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**5000), float("inf"), 1e300], ids=["digits", "negative", "inf", "1e300"]
+)
+def test_numbers_that_cannot_be_computed_with_are_refused(field: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=f"recipe: {field} is "):
+        Recipe(**{field: value})

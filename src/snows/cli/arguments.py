@@ -207,6 +207,27 @@ CheckedModelOption = Annotated[
     ),
 ]
 
+# What to watch
+
+EventsOption = Annotated[
+    Path | None,
+    typer.Option("--events", help="A file that gets every event of the run as a line of JSON.", show_default=False),
+]
+TensorBoardOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tensorboard", help="A folder for TensorBoard: losses, time and memory of every layer.", show_default=False
+    ),
+]
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live",
+        help="Write the report anew after every layer, for a browser: DIR-live.html beside the folder of --out, else "
+        "snows-live.html.",
+    ),
+]
+
 # What to print
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

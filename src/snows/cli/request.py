@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, InputError, SnowsError
 from ..listeners.progress import open_progress
+from ..reading import read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..recipe import Recipe
 
 EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
+_LARGEST_CONFIG = 1 << 13  # bytes; the memory for keys with dots grows with the square of their length
 _LARGEST = 1e30  # of mean and std; pixels are between 0 and 1
 
 
@@ -130,13 +132,10 @@ def read_config(path: Path | None) -> dict[str, Any]:
     """The tables of a TOML file."""
     if path is None:
         return {}
+    text = read_text(path, _LARGEST_CONFIG)
     try:
-        config = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # no TOML, no text, or nested too deep
+        config = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # no TOML, or nested too deep
         raise ArgumentError(f"--config: {path} is not valid TOML: {error}") from error
     unknown = set(config) - {"data", "recipe"}
     if unknown or not all(isinstance(part, dict) for part in config.values()):
@@ -206,12 +205,7 @@ def _best_device() -> str:
 def _read_recipe(path: Path) -> Recipe:
     from ..recipe import Recipe
 
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
-    try:
-        return Recipe.from_json(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+    return Recipe.from_json(read_text(path))
 
 
 def _numbers(table: dict[str, Any], key: str) -> tuple[float, ...] | None:

@@ -16,9 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..reading import MOST_DIMENSIONS
+
 PACKED_MASKS, PACKED_MODEL = "snows.masks", "snows.compact"  # keys of a file's metadata: how it is packed
 _SCHEMA = 1
 _LARGEST_GROUP = 32
+_LARGEST_SIZE = 1 << 48  # elements of a tensor
 _VALUES, _PLACES, _PLAIN = "values:", "places:", "tensor:"  # prefixes of all names, so that no two can collide
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -175,6 +178,8 @@ def _read_about(text: str) -> dict[str, Any]:
 
 
 def _as_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError(f"{shape} is no shape")
+    if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape):
+        raise ValueError(f"{str(shape)[:80]} is no shape")
+    if math.prod(max(size, 1) for size in shape) >= _LARGEST_SIZE:  # torch multiplies the sizes beside a zero, too
+        raise ValueError(f"{shape} is too large")
     return tuple(shape)

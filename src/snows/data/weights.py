@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import torch
@@ -13,15 +15,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..reading import MOST_DIMENSIONS, check_unpacked, open_file
 from .compact import PACKED_MASKS, PACKED_MODEL, expand_state, unpack_masks
+from .tensors import is_mask, misfit, peculiarity
 
 _LISTED = 3  # names in a message
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """A state dict or masks: from .safetensors, packed or not, or from .pt and .pth files of nothing but tensors."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}")
     if path.suffix == ".safetensors":
         return _unpacked(path, *read_tensors(path))
     state = _unpickled(path)
@@ -30,18 +32,22 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise InputError(f"{path} holds no state dict; save one with torch.save(model.state_dict(), ...)")
-    _refuse_half_bytes(path, state)
+    _require_plain(path, state)
     return state
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors file as they are stored, and its metadata."""
+    open_file(path).close()  # the library would wait for a FIFO
     try:
         with safetensors.safe_open(path, framework="pt") as file:
+            _require_few_dimensions(path, file)
             tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except InputError:
+        raise
     except Exception as error:  # a damaged header may name types and sizes that torch does not know
         raise InputError(f"cannot read {path}: {str(error) or type(error).__name__}") from error
-    _refuse_half_bytes(path, tensors)
+    _require_plain(path, tensors)
     return tensors, metadata
 
 
@@ -57,21 +63,48 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 
 def _unpickled(path: Path) -> Any:
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    except Exception as error:  # unpickling raises many kinds
-        raise InputError(
-            f"{path} is not a file of plain tensors ({(str(error) or type(error).__name__).splitlines()[0][:200]}); "
-            "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
-        ) from error
+    with open_file(path) as stream:
+        _require_uncompressed(path, stream)
+        try:
+            return torch.load(stream, map_location="cpu", weights_only=True)
+        except (OSError, EOFError) as error:
+            raise InputError(f"cannot read {path}: {error}") from error
+        except Exception as error:  # unpickling raises many kinds
+            reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+            raise InputError(
+                f"{path} is not a file of plain tensors ({reason}); "
+                "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
+            ) from error
 
 
-def _refuse_half_bytes(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _require_uncompressed(path: Path, stream: BinaryIO) -> None:
+    """torch.save never compresses, so that its archive cannot be larger than the file."""
+    if zipfile.is_zipfile(stream):
+        stream.seek(0)
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+        except Exception as error:  # damaged archives raise many kinds
+            raise InputError(f"cannot read {path}: {error}") from error
+        if unpacked > os.fstat(stream.fileno()).st_size:
+            raise InputError(f"{path} is compressed; expected a file as torch.save writes it")
+    stream.seek(0)
+
+
+def _require_few_dimensions(path: Path, file: Any) -> None:
+    for name in file.keys():  # noqa: SIM118
+        dimensions = len(file.get_slice(name).get_shape())
+        if dimensions > MOST_DIMENSIONS:
+            raise InputError(f"{path}: {name} has {dimensions} dimensions; expected at most {MOST_DIMENSIONS}")
+
+
+def _require_plain(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        if tensor.dtype == torch.float4_e2m1fn_x2:
-            raise InputError(f"{path}: {name} is {tensor.dtype}, which torch cannot compute with; give wider floats")
+        problem = peculiarity(tensor)
+        if problem is not None:
+            raise InputError(f"{path}: {name} is {problem}; expected dense tensors of numbers")
+    size = os.stat(path).st_size
+    check_unpacked(path, size, sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()))
 
 
 def _unpacked(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> dict[str, Tensor]:
@@ -102,11 +135,15 @@ def fill(model: nn.Module, state: dict[str, Tensor], origin: str) -> None:
 
 def _misfits(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
     """What keeps a state dict from filling a model that has the state dict `own`."""
+    shared = [name for name in state if name in own]
     differences = {
         "it lacks": [name for name in own if name not in state and not name.endswith("num_batches_tracked")],
         "it has no place for": [name for name in state if name not in own],
-        "other shapes in": [name for name in state if name in own and state[name].shape != own[name].shape],
+        "other shapes in": [name for name in shared if state[name].shape != own[name].shape],
     }
+    if not any(differences.values()):  # shapes first: they are told apart without a look at the values
+        problems = ((name, misfit(state[name], own[name], name.endswith("_mask"))) for name in shared)
+        return [f"{name} {problem}" for name, problem in problems if problem is not None][:_LISTED]
     return [
         f"{what} {', '.join(names[:_LISTED])}" + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
         for what, names in differences.items()
@@ -137,6 +174,9 @@ def _apply_masks(name: str, state: dict[str, Tensor], own: Mapping[str, Tensor])
     """Make the weight of this name from the parts in which a file holds it."""
     by_torch, by_asp = mask_names(name)
     original = f"{name}_orig"
+    for mask in (by_torch, by_asp):
+        if mask in state and not is_mask(state[mask]):
+            raise InputError(f"{mask} has values other than 0 and 1; expected a mask")
     if name not in state and _have_one_shape(state.get(original), state.get(by_torch)):
         state[name] = state.pop(original) * state.pop(by_torch)
     if by_asp not in own and _have_one_shape(state.get(name), state.get(by_asp)):

@@ -8,8 +8,20 @@ A listener is a callable that takes an event (`snows.events`). If it has a metho
 from __future__ import annotations
 
 from .base import Progress
+from .events_file import EventsFile
+from .live_page import LivePage
 from .log import LogLines
 from .notebook import NotebookBar
 from .progress import ProgressBar, open_progress
+from .tensorboard import TensorBoard
 
-__all__ = ["LogLines", "NotebookBar", "Progress", "ProgressBar", "open_progress"]
+__all__ = [
+    "EventsFile",
+    "LivePage",
+    "LogLines",
+    "NotebookBar",
+    "Progress",
+    "ProgressBar",
+    "TensorBoard",
+    "open_progress",
+]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.preparation import Prepared
+from ..data.tensors import is_mask, peculiarity
 from ..data.weights import mask_names, read_state, unwrapped
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, Layer
@@ -62,13 +63,16 @@ def masks_from_tensors(given: Mapping[Any, Any], graph: Graph, origin: str = "th
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise ArgumentError(f"the mask of {str(name)!r} is a {type(value).__name__}; {_EXPECTED}")
+        problem = peculiarity(value)
+        if problem is not None:
+            raise InputError(f"the mask of {str(name)!r} is {problem}; expected a dense tensor of numbers")
     tensors = unwrapped({str(name): value for name, value in given.items()}, graph.parameters)
     parameters = {layer.parameter for layer in graph.layers}
     layers = {layer.name for layer in graph.layers} - parameters
     has_masks = any(
         name in layers or (name in parameters and value.dtype == torch.bool) for name, value in tensors.items()
     )
-    if has_masks or all(_is_mask(value) for value in tensors.values()):
+    if has_masks or all(is_mask(value) for value in tensors.values()):
         masks = _named_masks(tensors, graph)
     else:
         masks = _masks_of_state(tensors, graph, origin)
@@ -148,7 +152,7 @@ def _masks_of_state(state: Mapping[str, Tensor], graph: Graph, origin: str) -> d
     if named:
         masks = {layer.parameter: _checked(name, state[name], layer) for name, layer in named.items()}
     else:
-        masks = {layer.parameter: _fits(layer.parameter, state[layer.parameter], layer) != 0 for layer in layers}
+        masks = {layer.parameter: _nonzero(state[layer.parameter], layer) for layer in layers}
     masks = _without_dense(masks)
     if not masks:
         raise InputError(
@@ -163,12 +167,18 @@ def _without_dense(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checked(name: str, value: Tensor, layer: Layer) -> Tensor:
-    if not _is_mask(value):
+    if not is_mask(value):
         raise ArgumentError(
             f"the mask of {name!r} is {value.dtype} with values other than 0 and 1; {_EXPECTED} "
             f"(pruned weights go by the names of their parameters, such as {layer.parameter!r})"
         )
     return _fits(name, value, layer) != 0
+
+
+def _nonzero(weight: Tensor, layer: Layer) -> Tensor:
+    if not weight.is_floating_point():
+        raise InputError(f"the weight {layer.parameter!r} is {weight.dtype}; expected floats, or a mask")
+    return _fits(layer.parameter, weight, layer) != 0
 
 
 def _fits(name: str, value: Tensor, layer: Layer) -> Tensor:
@@ -178,10 +188,6 @@ def _fits(name: str, value: Tensor, layer: Layer) -> Tensor:
             f"the mask of {name!r} has shape {tuple(value.shape)}; the weight has shape {tuple(layer.shape)}"
         )
     return value
-
-
-def _is_mask(value: Tensor) -> bool:
-    return value.dtype == torch.bool or bool(((value == 0) | (value == 1)).all())
 
 
 def _some_layers(graph: Graph) -> str:

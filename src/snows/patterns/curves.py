@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from ..reading import look, read_text
 
 KIND, SCHEMA = "sensitivity", 1
 
@@ -57,13 +58,10 @@ class Curves:
     def _text(self) -> str:
         if self.given is not None:
             return self.given
-        try:
-            return Path(self.source).read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            wanted = f"`snows sensitivity --out {self.source}` makes one"
-            raise InputError(f"there is no file {self.source}; {wanted}") from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{self.source} cannot be read: {error}") from error
+        path = Path(self.source)
+        if look(path) is None:
+            raise InputError(f"there is no file {path}; `snows sensitivity --out {path}` makes one")
+        return read_text(path)
 
     def errors(self, name: str, size: int, counts: Iterable[int]) -> list[float]:
         """What removing so many of the layer's `size` weights does: along straight lines between the measurements."""

@@ -16,12 +16,20 @@ from torch import Tensor, nn
 from ..data.weights import read_state
 from ..errors import InputError
 from ..masks.given import is_mask_file
-from .files import read_json, write_whole
+from ..reading import read_json
+from .files import write_whole
 from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
 # Settings that are digests, whose values mean nothing to a reader.
-_DIGESTS = {"weights": "the model's weights", "calibration": "the calibration samples", "test": "the test samples"}
+_DIGESTS = {
+    "weights": "the model's weights",
+    "calibration": "the calibration samples",
+    "test": "the test samples",
+    "training": "the training samples",
+    "held_out": "the held-out samples",
+    "teacher": "the teacher's weights",
+}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The finished layers of a run, kept in a folder, so that an interrupted run can go on.
 
-The name of a file ends with a digest of its content, so damage is noticed. A damaged layer is solved again, with all
-layers after it. Everything random depends on the seed, the sweep and the layer alone, so a resumed run ends with the
-same weights as an uninterrupted one.
+The name of a file ends with a digest of its content and of what it is for: the run, the sweep and the layer. Damaged
+and exchanged files are noticed, and such a layer is solved again, with all layers after it. Everything random depends
+on the seed, the sweep and the layer alone, so a resumed run ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..errors import SnowsWarning
+from ..errors import InputError, SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
+from ..reading import entries, is_file, look, read_bytes
 from ..solve.layer import SolvedLayer
 from .files import write_whole
 from .folder import Folder
@@ -60,8 +61,11 @@ class DiskJournal(Journal):
         self.folder.check()
         self.device = device
         self._gap = False  # whether a layer was missing or damaged: nothing after it is used
-        if not self._place.is_dir():
+        if look(self._place) is None:
             self.folder.begin(_LAYERS)
+        for path in entries(self._place):
+            if not is_file(path):
+                raise InputError(f"{path} is no regular file, so none of ours; remove it or choose another folder")
 
     @property
     def finished(self) -> int:
@@ -94,7 +98,7 @@ class DiskJournal(Journal):
         data = save(copies, metadata={"note": note})
         for old in self._files(name):
             old.unlink()
-        write_whole(self._place / f"{name}-{_digest(data)}.safetensors", data)
+        write_whole(self._place / f"{name}-{digest_for(self.folder.settings, name, data)}.safetensors", data)
 
     def _read(self, name: str, understand: Callable[[dict[str, Tensor], str], _T]) -> _T | None:
         """What the tensors and the note of a file mean; None if it is missing or damaged."""
@@ -102,9 +106,9 @@ class DiskJournal(Journal):
         if not files or self._gap:
             return None
         try:
-            data = files[0].read_bytes()
-            if not files[0].stem.endswith(_digest(data)):
-                raise ValueError("its content is not what was written")
+            data = read_bytes(files[0])
+            if not files[0].stem.endswith(digest_for(self.folder.settings, name, data)):
+                raise ValueError("its content is not what was written for this layer of this run")
             tensors = {key: tensor.to(self.device) for key, tensor in load(data).items()}
             note = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["note"]
             return understand(tensors, note)
@@ -151,6 +155,7 @@ def _as_choice(tensors: Mapping[str, Tensor], note: str) -> Choice:
 
 def _as_solved(tensors: Mapping[str, Tensor], note: str) -> SolvedLayer:
     facts: dict[str, Any] = {key: math.nan if value is None else value for key, value in json.loads(note).items()}
+    facts |= {"losses": tuple(facts["losses"]), "cg_residuals": tuple(map(tuple, facts["cg_residuals"]))}
     choice = _as_choice(tensors, note)
     return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 
@@ -163,5 +168,7 @@ def _start(sweep: int) -> str:
     return f"sweep{sweep:02d}-start"
 
 
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_DIGEST]
+def digest_for(settings: Mapping[str, Any], name: str, data: bytes) -> str:
+    """Of a file's content, of the run that it belongs to, and of what it is for in this run."""
+    run = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:_DIGEST]

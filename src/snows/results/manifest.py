@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .files import read_json
+from ..reading import is_file, look, open_file, read_bytes, read_json
 
 MODEL, COMPACT, MASKS, PROBE, REPORT, PAGE, RECIPE, MANIFEST = (
     "model.safetensors",
@@ -27,7 +28,7 @@ SCHEMA = "snows.result/1"
 
 def model_file(folder: Path) -> Path:
     """The file of the weights: the compact one if there is no other."""
-    return folder / (COMPACT if (folder / COMPACT).is_file() and not (folder / MODEL).exists() else MODEL)
+    return folder / (COMPACT if is_file(folder / COMPACT) and look(folder / MODEL) is None else MODEL)
 
 
 def recorded_source(folder: Path) -> str | None:
@@ -45,7 +46,7 @@ def render_manifest(files: Mapping[str, Any], versions: Mapping[str, Any]) -> st
 
 def file_facts(path: Path) -> dict[str, Any]:
     """Size and SHA-256, as a manifest holds them."""
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         checksum = hashlib.file_digest(stream, "sha256").hexdigest()
         return {"bytes": stream.tell(), "sha256": checksum}
 
@@ -59,7 +60,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if (
         not isinstance(files, dict)
         or not isinstance(versions, dict)
-        or render_manifest(files, versions).encode() != path.read_bytes()
+        or render_manifest(files, versions).encode() != read_bytes(path)
     ):
         raise InputError(f"{path} is damaged: it is not as it was written")
     return files
@@ -70,20 +71,21 @@ def damage(folder: Path, name: str, written: Any) -> str | None:
     path = folder / name
     if name not in FILES or not isinstance(written, dict):  # such a file is not even opened
         return f"{folder / MANIFEST} lists {name!r}, which is no file of snows"
-    if not path.is_file():
-        return f"{path} is missing"
     try:
-        found = file_facts(path)
-    except OSError as error:
-        return f"cannot read {path}: {error.strerror}"
-    if found["bytes"] != written.get("bytes"):
-        return f"{path} has {found['bytes']} bytes, and had {written.get('bytes')} when it was written"
-    return None if found == written else f"{path} is damaged: its checksum is not that of the manifest"
+        found = look(path)
+        if found is None:
+            return f"{path} is missing"
+        if stat.S_ISREG(found.st_mode) and found.st_size != written.get("bytes"):
+            return f"{path} has {found.st_size} bytes, and had {written.get('bytes')} when it was written"
+        facts = file_facts(path)
+    except (InputError, OSError) as error:
+        return str(error)
+    return None if facts == written else f"{path} is damaged: its checksum is not that of the manifest"
 
 
 def require_unchanged(folder: Path, names: Iterable[str]) -> None:
     """Refuse files that are not what the manifest lists. Folders of old versions have no manifest, and pass."""
-    if not (folder / MANIFEST).exists():
+    if look(folder / MANIFEST) is None:
         return
     listed = read_manifest(folder)
     for name in names:

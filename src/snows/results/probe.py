@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..data.tensors import widened
+
 SAMPLES = 2
 _INPUT, _OUTPUT, _CALL = "input.", "output.", "snows.probe"
 # Relative to the largest output: other machines sum in another order.
@@ -79,11 +81,6 @@ def difference(model: nn.Module, outputs: list[Tensor], recorded: list[Tensor]) 
         if not distance <= coarsest * scale:
             return f"outputs that are {distance:.3g} apart, where the largest is {scale:.3g}"
     return None
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """8-bit floats, which torch cannot compare, as 32-bit ones."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def _tolerance(tensor: Tensor) -> float:

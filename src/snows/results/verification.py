@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from ..data.compact import nonzero_where_removed
 from ..data.models import build_model, is_code
+from ..data.tensors import widened
 from ..data.weights import fill, fitted, read_state, read_tensors
-from ..errors import ArgumentError, InputError, SnowsError
+from ..errors import ArgumentError, InputError, SnowsError, one_line
 from ..patterns import Pattern, parse_pattern
+from ..reading import entries, is_folder, look, read_json, read_text
 from ..recipe import Recipe
 from . import probe
-from .files import read_json
+from .files import mend
 from .manifest import (
     COMPACT,
     FILES,
@@ -35,6 +37,7 @@ from .manifest import (
 )
 from .report import SCHEMA as REPORT_SCHEMA
 
+_BEGINNINGS = (*"0123456789.-+", "dense")  # of patterns of the package
 _LAYER_KEYS = {"parameter", "shape", "pattern", "weights", "kept"}
 
 
@@ -59,6 +62,10 @@ class Verification:
     notes: tuple[str, ...] = ()
     files: int = 0
     layers: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("findings", "notes"):  # they quote names from files
+            object.__setattr__(self, field, tuple(one_line(text) for text in getattr(self, field)))
 
     @property
     def ok(self) -> bool:
@@ -91,7 +98,8 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
         Verification(findings=(), notes=(), files=6, layers=1)
     """
     folder = Path(directory)
-    if not folder.is_dir():
+    mend(folder)
+    if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
     findings, notes, files = _check_files(folder)
     if findings:
@@ -113,7 +121,7 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
 def _check_files(folder: Path) -> tuple[list[str], list[str], int]:
     """Findings, notes, and the number of files in the manifest."""
     path = folder / MANIFEST
-    if not path.exists():
+    if look(path) is None:
         return [f"there is no {path}, so nothing tells whether the files are whole"], [], 0
     try:
         files = read_manifest(folder)
@@ -122,7 +130,7 @@ def _check_files(folder: Path) -> tuple[list[str], list[str], int]:
     findings = [text for name in files if (text := damage(folder, name, files[name])) is not None]
     needed = (MASKS, REPORT, RECIPE, COMPACT if COMPACT in files else MODEL)
     findings += [f"{path} lists no {name}" for name in needed if name not in files]
-    others = sorted(entry.name for entry in folder.iterdir() if entry.name not in {MANIFEST, *files})
+    others = sorted(entry.name for entry in entries(folder) if entry.name not in {MANIFEST, *files})
     findings += [f"{folder / name} was not written with the other files" for name in others if name in FILES]
     return findings, [f"{folder / name} is no file of snows" for name in others if name not in FILES], len(files)
 
@@ -145,7 +153,7 @@ class _Contents:
         layers = report.get("layers")
         if not isinstance(layers, list) or not all(isinstance(y, dict) and set(y) >= _LAYER_KEYS for y in layers):
             raise InputError(f"{folder / REPORT} does not list the layers with {', '.join(sorted(_LAYER_KEYS))}")
-        Recipe.from_json((folder / RECIPE).read_text(encoding="utf-8"))
+        Recipe.from_json(read_text(folder / RECIPE))
         return cls(layers, read_state(model_file(folder)), read_state(folder / MASKS))
 
     def check_layer(self, layer: Mapping[str, Any]) -> Iterator[str]:
@@ -174,7 +182,7 @@ class _Contents:
         return findings + [
             f"{name} has NaN values"
             for name, tensor in self.state.items()
-            if name not in reported and tensor.is_floating_point() and bool(probe.widened(tensor).isnan().any())
+            if name not in reported and tensor.is_floating_point() and bool(widened(tensor).isnan().any())
         ]
 
     def infinite_buffers(self) -> list[str]:
@@ -182,7 +190,7 @@ class _Contents:
         return [
             f"{name} has infinite values"
             for name, tensor in self.state.items()
-            if name not in self.masks and tensor.is_floating_point() and bool(probe.widened(tensor).isinf().any())
+            if name not in self.masks and tensor.is_floating_point() and bool(widened(tensor).isinf().any())
         ]
 
 
@@ -190,7 +198,11 @@ def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[s
     kept = int(mask.sum())
     if (kept, mask.numel()) != (layer["kept"], layer["weights"]):
         yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {layer['kept']} of {layer['weights']}"
-    pattern = _pattern(layer["pattern"])
+    try:
+        pattern = _pattern(layer["pattern"])
+    except ArgumentError as error:
+        yield f"{name} has an impossible pattern in the report: {str(error)[:300]}"
+        return
     if pattern is None:
         return
     if (refusal := pattern.refusal(mask.shape)) is not None:
@@ -200,23 +212,30 @@ def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[s
 
 
 def _pattern(text: object) -> Pattern | None:
-    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own."""
-    try:
-        return None if text == "given" else parse_pattern(text)
-    except ArgumentError:
+    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own.
+
+    Raises ArgumentError if it is written as one of ours and cannot be one.
+    """
+    if text == "given":
         return None
+    if isinstance(text, str) and not text.lstrip().startswith(_BEGINNINGS):
+        return None  # a class of somebody else's
+    pattern = parse_pattern(text)
+    if pattern is None:
+        raise ArgumentError(f"{text!r} means that nothing is removed")
+    return pattern
 
 
 def _check_weight(name: str, weight: Tensor, mask: Tensor) -> Iterator[str]:
     if left := int(nonzero_where_removed(weight, mask).sum()):
         yield f"{name} is not exactly zero at {left} of the weights that its mask removes"
-    if not bool(torch.isfinite(probe.widened(weight)).all()):
+    if not bool(torch.isfinite(widened(weight)).all()):
         yield f"{name} has NaN or infinite weights"
 
 
 def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]) -> tuple[list[str], list[str]]:
     """Findings and notes of running the model on the stored inputs."""
-    if not (folder / PROBE).exists():
+    if look(folder / PROBE) is None:
         return [], ["no probe is stored, so no outputs were compared"]
     try:
         call, recorded = probe.read(*read_tensors(folder / PROBE))

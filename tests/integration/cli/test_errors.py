@@ -58,7 +58,7 @@ ERRORS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "unknown layer": (2, "layers='fc' fits no layer", (*MODEL, *DATA, "--layers", "fc")),
     "unknown device": (2, "device 'gpu' is not known", (*MODEL, *DATA, "--device", "gpu")),
     "no config": (1, "there is no file missing.toml", (*MODEL, *DATA, "--config", "missing.toml")),
-    "config is a folder": (1, "cannot be read", (*MODEL, *DATA, "--config", ".")),
+    "config is a folder": (1, ". is a folder; expected a regular file", (*MODEL, *DATA, "--config", ".")),
     "no weights": (1, "there is no file missing.pt", (*MODEL, *DATA, "--weights", "missing.pt")),
     "unknown flag": (2, "No such option: --fast", (*MODEL, "--fast")),
     "unknown command": (2, "No such command 'shrink'", ("shrink",)),
@@ -82,7 +82,7 @@ def test_every_error_is_one_line(case: str, run: Snows, tmp_path: Path) -> None:
 
 def test_bad_config_and_recipe_files(run: Snows, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_bytes(b"\xff\xfe")
-    assert_error(run(*MODEL, *DATA, "--recipe", tmp_path / "bad.json"), 1, "bad.json cannot be read")
+    assert_error(run(*MODEL, *DATA, "--recipe", tmp_path / "bad.json"), 1, "bad.json: it is no text in UTF-8")
     (tmp_path / "bad.json").write_text('{"schema": 1, "steps": 3}')
     assert_error(run(*MODEL, *DATA, "--recipe", tmp_path / "bad.json"), 2, "recipe: unknown choice steps")
     for text, words in {
@@ -143,6 +143,6 @@ def test_a_failure_while_saving_leaves_nothing(run: Snows, tmp_path: Path, monke
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("snows.results.report.Report.to_html", full)
+    monkeypatch.setattr("snows.results.result.render", full)
     assert_error(run(*PRUNE, "--quiet", "--out", tmp_path / "out"), 1, "No space left on device")
     assert not list(tmp_path.iterdir())

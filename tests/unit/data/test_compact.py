@@ -234,3 +234,11 @@ def zstd(path: Path, level: int) -> int | str:
     if shutil.which("zstd") is None:
         return "not measured: neither Python 3.14 nor zstandard nor the command zstd is here"
     return len(subprocess.run(["zstd", f"-{level}", "-c", str(path)], capture_output=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("shape", [[0, 2**62, 2**62], [1] * 5000, [2**40, 2**40], [True, 4], [-1], [0.5]])
+def test_shapes_that_cannot_be_are_refused(shape: list[Any]) -> None:
+    about = json.dumps({"schema": 1, "packed": {"w": {"shape": shape, "group": None}}, "tied": {}})
+    parts = {"values:w": torch.zeros(0), "places:w": torch.zeros(0, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match=r"no shape|too large"):
+        expand_state(parts, about)

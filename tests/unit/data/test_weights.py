@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
 from snows import InputError
@@ -137,3 +139,76 @@ def test_a_model_that_does_not_fit_is_not_changed() -> None:
     with pytest.raises(InputError, match=words):
         fill(model, state, "file")
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.ones(3, 2) * (1 + 2j), "weight holds complex numbers"),
+        (torch.ones(3, 2, dtype=torch.int32), "weight holds whole numbers"),
+        (torch.ones(3, 2, dtype=torch.bool), "weight holds bools"),
+    ],
+)
+def test_weights_of_other_kinds_are_not_cast(tmp_path: Path, tensor: torch.Tensor, words: str) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file({"weight": tensor, "bias": torch.zeros(3)}, path)
+    model = nn.Linear(2, 3)
+    before = model.weight.clone()
+    with pytest.raises(InputError, match=f"w.safetensors does not fit Linear: {words}"):
+        fill(model, read_state(path), str(path))
+    assert torch.equal(model.weight, before)
+
+
+def test_weights_that_would_overflow_are_refused() -> None:
+    with pytest.raises(InputError, match=r"do not fit into torch.float16"):
+        fill(nn.Linear(2, 3).half(), {"weight": torch.full((3, 2), 1e6), "bias": torch.zeros(3)}, "file")
+
+
+def test_a_mask_in_a_file_that_is_none_does_not_scale_weights() -> None:
+    state = {"weight_orig": torch.ones(3, 2), "weight_mask": torch.full((3, 2), 2.0), "bias": torch.zeros(3)}
+    with pytest.raises(InputError, match="weight_mask has values other than 0 and 1"):
+        fill(nn.Linear(2, 3), state, "file")
+
+
+ODD_TENSORS = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "without values": lambda: torch.empty(3, 2, device="meta"),
+    "bits8": lambda: torch.zeros(3, dtype=torch.uint8).view(torch.bits8),
+    "expanded": lambda: torch.ones(1).expand(10**6, 10**6),
+    "dimensions": lambda: torch.ones([1] * 60),
+}
+
+
+@pytest.mark.parametrize("words", ODD_TENSORS)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, on kinds that are in the making
+def test_odd_tensors_of_pickles_are_refused(tmp_path: Path, words: str) -> None:
+    torch.save({"0.weight": ODD_TENSORS[words]()}, tmp_path / "m.pt")
+    with pytest.raises(InputError, match=f"m.pt: 0.weight is .*{words}"):
+        read_state(tmp_path / "m.pt")
+
+
+def test_a_tensor_of_thousands_of_dimensions_is_refused(tmp_path: Path) -> None:
+    save_file({"w": torch.ones([1] * 5000)}, tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match="w has 5000 dimensions; expected at most 16"):
+        read_state(tmp_path / "w.safetensors")
+
+
+def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(10**6)}, tmp_path / "w.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "w.pt") as plain,
+        zipfile.ZipFile(tmp_path / "z.pt", "w", zipfile.ZIP_DEFLATED) as z,
+    ):
+        for name in plain.namelist():
+            z.writestr(name, plain.read(name))
+    assert read_state(tmp_path / "w.pt")["w"].numel() == 10**6
+    with pytest.raises(InputError, match=r"z.pt is compressed"):
+        read_state(tmp_path / "z.pt")
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_are_not_read_from_fifos(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="is a FIFO"):
+        read_state(tmp_path / name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,12 @@ SETTINGS = {"pattern": "2:4", "seed": 0}
 def solved(number: int) -> SolvedLayer:
     weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
     report = SolveReport(0, math.nan, 2.0, 1.0 + number, "start", "converged", 1, 3, 0, "gauss-newton", 1e-6, 0.5)
+    way = {
+        "held_out_tried": {"masked weights": math.inf, "solved": 1.0},
+        "losses": (2.0, 1.0),
+        "cg_residuals": ((0.5,),),
+    }
+    report = dataclasses.replace(report, **way)
     return SolvedLayer({"a.weight": weight, "a.bias": weight[0]}, {"a.weight": weight > 0}, report)
 
 
@@ -128,3 +135,39 @@ def test_the_same_layer_is_the_same_file(tmp_path: Path) -> None:
         journal(tmp_path / str(number)).record(0, 0, solved(0))
     files = [next((tmp_path / str(number) / "run" / "layers").iterdir()) for number in range(5)]
     assert len({file.name for file in files}) == len({file.read_bytes() for file in files}) == 1
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("sweep00-layer0000", "sweep00-layer0001"),
+        ("sweep00-layer0002", "sweep01-layer0002"),
+        ("sweep00-start", "sweep01-start"),
+    ],
+)
+def test_exchanged_files_are_noticed(tmp_path: Path, places: tuple[str, str]) -> None:
+    """Each is whole, and holds another layer than the one it is named after."""
+    folder = filled(tmp_path).folder.path / "layers"
+    one, two = (next(folder.glob(f"{place}-*")) for place in places)
+    other_name = folder / two.name.replace(places[1], places[0])
+    two.rename(folder / one.name.replace(places[0], places[1]))
+    one.rename(other_name)
+    again = journal(tmp_path)
+    sweep, _, index = places[0].removeprefix("sweep").partition("-layer")
+    with pytest.warns(snows.SnowsWarning, match="not what was written for this layer of this run"):
+        assert (again.recall(int(sweep), int(index)) if index else again.recall_choice(0)) is None
+
+
+def test_a_layer_of_another_run_is_noticed(tmp_path: Path) -> None:
+    filled(tmp_path / "one")
+    other = journal(tmp_path / "two", {**SETTINGS, "seed": 1})
+    file = next((tmp_path / "one" / "run" / "layers").glob("sweep00-layer0000-*"))
+    file.rename(other.folder.path / "layers" / file.name)
+    with pytest.warns(snows.SnowsWarning, match="of this run"):
+        assert other.recall(0, 0) is None
+
+
+def test_what_is_no_file_is_refused_before_any_work(tmp_path: Path) -> None:
+    (filled(tmp_path).folder.path / "layers" / "sweep02-layer0000").mkdir()
+    with pytest.raises(snows.InputError, match="sweep02-layer0000 is no regular file"):
+        journal(tmp_path)

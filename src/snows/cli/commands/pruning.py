@@ -14,12 +14,14 @@ from ..arguments import (
     DebugOption,
     DeviceOption,
     EffortOption,
+    EventsOption,
     ExcludeOption,
     ForceOption,
     HorizonOption,
     JsonOption,
     LabelsOption,
     LayersOption,
+    LiveOption,
     MaskOption,
     MemoryOption,
     MetricOption,
@@ -32,12 +34,14 @@ from ..arguments import (
     ResumeOption,
     SamplesOption,
     SeedOption,
+    TensorBoardOption,
     WeightsOption,
 )
 from ..interruption import keeping_layers
 from ..request import Request, needs_pattern, read_mask, read_metric
 from ..rows import Judge
 from ..tables import print_prune
+from ..watching import listeners_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from ...api import Result
     from ...data.sources import Data
     from ...evaluation.metrics import Metric
+    from ...events import Listener
     from ...recipe import Recipe
 
 
@@ -74,6 +79,9 @@ def prune(
     memory: MemoryOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
+    events: EventsOption = None,
+    tensorboard: TensorBoardOption = None,
+    live: LiveOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -86,17 +94,15 @@ def prune(
     from dataclasses import replace
 
     from ...api import prune as run
-    from ...results.storage import refuse_existing
+    from ...results.result import save_or_rescue
 
-    if out is not None:
-        refuse_existing(out, force)
-    elif compact or force:
-        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
+    _check_out(out, compact, force, resume)
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = request.recipe(recipe, effort)
     if pattern is None and needs_pattern(mask):
         pattern = request.default_pattern
     judging = read_metric(metric)
+    listeners = listeners_of(events, tensorboard, live, out, request.quiet)
     dense, read = request.model_and_data()
     if judging is not None and read.test is None:
         raise ArgumentError(
@@ -109,10 +115,19 @@ def prune(
     }  # fmt: skip
     run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
     with keeping_layers(resume):
-        result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging)
+        result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging, listeners)
         if out is not None:
-            replace(result, source=request.model_name).save(out, compact=compact, force=force)
+            save_or_rescue(replace(result, source=request.model_name), out, compact, force)
     print_prune(result.report, out, as_json, quiet)
+
+
+def _check_out(out: Path | None, compact: bool, force: bool, resume: Path | None) -> None:
+    from ...results.storage import check_output
+
+    if out is not None:
+        check_output(out, force, resume)
+    elif compact or force:
+        raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
 
 
 def _pruned_and_evaluated(
@@ -124,6 +139,7 @@ def _pruned_and_evaluated(
     horizon: int | None,
     resume: Path | None,
     metric: Metric | None,
+    listeners: list[Listener],
 ) -> Result:
     """The result. If there are test samples its report compares it with the mask alone (and the demo with K=0)."""
     from dataclasses import replace
@@ -132,7 +148,7 @@ def _pruned_and_evaluated(
     from ...evaluation.classes import reference
 
     show = not request.quiet
-    run_whole = partial(run, recipe=recipe, horizon=horizon, progress=show, resume=resume)
+    run_whole = partial(run, recipe=recipe, horizon=horizon, progress=[show, *listeners], resume=resume)
     if read.test is None:
         return run_whole()
     with request.step("evaluating the dense network"):  # first: test samples that do not fit cost no time then

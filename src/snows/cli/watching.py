@@ -1,0 +1,27 @@
+"""The listeners that flags name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..events import Listener
+from ..listeners import EventsFile, LivePage, TensorBoard
+
+
+def listeners_of(
+    events: Path | None, tensorboard: Path | None, live: bool, out: Path | None, quiet: bool
+) -> list[Listener]:
+    """Opened before the work begins, so that a wrong path costs no time. Says where the live page is."""
+    listeners: list[Listener] = []
+    if events is not None:
+        listeners.append(EventsFile(events))
+    if tensorboard is not None:
+        listeners.append(TensorBoard(tensorboard))
+    if live:
+        page = Path("snows-live.html") if out is None else out.with_name(f"{out.name}-live.html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        listeners.append(LivePage(page))
+        if not quiet:
+            print(f"open in a browser to follow the run: {page.resolve().as_uri()}", file=sys.stderr)
+    return listeners

@@ -1,0 +1,38 @@
+"""Messages quote names from files, which a terminal must not obey."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+import snows
+from snows.errors import one_line, printable
+
+EVIL = "w\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ex"
+
+
+def test_text_without_control_characters_stays() -> None:
+    assert printable("conv1.weight: größer 🙂\nnext") == "conv1.weight: größer 🙂\nnext"
+
+
+def test_control_characters_become_escapes() -> None:
+    assert printable(EVIL).isprintable()
+    assert printable(EVIL) == r"w\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ex"
+    assert printable("\udcff") == r"\udcff"
+
+
+def test_one_line_has_no_line_breaks() -> None:
+    assert one_line("a\n  b\x1b") == r"a b\x1b"
+
+
+@pytest.mark.parametrize("kind", [snows.InputError, snows.ArgumentError, snows.CaptureError, snows.SnowsWarning])
+def test_every_message_is_printable(kind: type[Exception]) -> None:
+    assert str(kind(f"{EVIL} is wrong")).isprintable()
+
+
+def test_warnings_are_printable() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn(EVIL, snows.SnowsWarning, stacklevel=1)
+    assert str(caught[0].message).isprintable()

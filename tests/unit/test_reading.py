@@ -1,0 +1,106 @@
+"""The reader of files from strangers: nothing waits, nothing is larger than was said."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from snows import reading
+from snows.errors import InputError
+
+
+def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
+    assert reading.read_json(tmp_path / "a.json") == reading.read_json(tmp_path / "link.json") == {"a": 1}
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        before = Path.cwd()
+        os.chdir(path.parent)  # the path of a socket may be short only
+        try:
+            server.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+ODD = {
+    "a FIFO": make_fifo,
+    "a folder": Path.mkdir,
+    "a socket": make_socket,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    ODD[kind](path)
+    with pytest.raises(InputError, match=f"x is {kind}; expected a regular file"):
+        reading.open_file(path)
+    assert not reading.is_file(path)
+
+
+def test_a_loop_of_links_and_odd_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / "loop", tmp_path / ("a" * 300), tmp_path / "a\0b"):
+        with pytest.raises(InputError, match="cannot read"):
+            reading.open_file(path)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    assert reading.look(tmp_path / "x") is None
+    with pytest.raises(InputError, match="there is no file"):
+        reading.read_bytes(tmp_path / "x")
+    (tmp_path / "x").write_text("")
+    with pytest.raises(InputError, match="there is no file"):
+        reading.read_bytes(tmp_path / "x" / "y")
+
+
+def test_more_bytes_than_said_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    assert reading.read_bytes(path, 5) == b"12345"
+    with pytest.raises(InputError, match="more than 4 bytes"):
+        reading.read_bytes(path, 4)
+
+
+def test_a_file_of_the_system_that_says_it_is_empty_is_bounded() -> None:
+    """Files below /proc have a size of 0 and are longer."""
+    path = Path("/proc/self/maps")
+    if not path.exists():
+        pytest.skip("there is no /proc on this system")
+    with pytest.raises(InputError, match="more than 100 bytes"):
+        reading.read_bytes(path, 100)
+
+
+def test_json_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text, words in {"[]": "a JSON object", "{": "Expecting", "[" * 100_000: "recursion"}.items():
+        path.write_text(text)
+        with pytest.raises(InputError, match=f"cannot read .*x.json: .*{words}"):
+            reading.read_json(path)
+
+
+def test_a_small_file_does_not_become_large(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    reading.check_unpacked(path, 10, 200 << 20)  # small in any case
+    reading.check_unpacked(path, 1 << 30, 50 << 30)
+    with pytest.raises(InputError, match="without compression"):
+        reading.check_unpacked(path, 1 << 20, 1 << 30)
+
+
+def test_the_entries_of_a_folder_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "b").touch()
+    (tmp_path / "a").touch()
+    assert [path.name for path in reading.entries(tmp_path)] == ["a", "b"]
+    with pytest.raises(InputError, match="cannot read"):
+        reading.entries(tmp_path / "a")
