@@ -123,20 +123,8 @@ def retrain(
         network.load_state_dict(best)
         unfreeze(network)
         _lay_out(network, torch.contiguous_format)
-    event = Retrained(
-        settings=settings.to_dict(),
-        teacher=None if teacher is None else type(teacher).__name__,
-        samples=training.samples,
-        held_out_samples=run.held_out_samples,
-        measure=objective.measure,
-        best_epoch=_best_epoch(history, objective),
-        history=history,
-        seed=seed,
-        device=str(next(network.parameters()).device),
-        seconds=time.perf_counter() - started,
-        recalled_epochs=recalled,
-    )
-    notify(event)
+        event = run.ended(history, teacher, time.perf_counter() - started, recalled)
+        notify(event)
     return replace(
         result,
         model=network.to(home).eval(),
@@ -180,6 +168,23 @@ class _Training:
             state = self._epoch(epoch, state, steps, training, judging)
             self.checkpoints.write(state)
         return state.history, state.best, 0 if recalled is None else recalled.epoch
+
+    def ended(
+        self, history: tuple[EpochEnded, ...], teacher: nn.Module | None, seconds: float, recalled: int
+    ) -> Retrained:
+        return Retrained(
+            settings=self.settings.to_dict(),
+            teacher=None if teacher is None else type(teacher).__name__,
+            samples=self.training.samples,
+            held_out_samples=self.held_out_samples,
+            measure=self.objective.measure,
+            best_epoch=_best_epoch(history, self.objective),
+            history=history,
+            seed=self.seed,
+            device=str(next(self.network.parameters()).device),
+            seconds=seconds,
+            recalled_epochs=recalled,
+        )
 
     def _started(self, judging: Feed) -> Checkpoint:
         """Before the first epoch."""
