@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -152,6 +152,9 @@ class SolveReport:
     kept: str = "solved"  # or the start, or a part of the way, where the solve did worse on held-out samples
     held_out_masked: float = math.nan  # as loss_masked; NaN where nothing is held out
     held_out: float = math.nan  # of the weights that were kept
+    held_out_tried: Mapping[str, float] = field(default_factory=dict)  # of all weights that were compared, by name
+    losses: tuple[float, ...] = ()  # of the fitted samples: where Newton's method starts, and after each of its steps
+    cg_residuals: tuple[tuple[float, ...], ...] = ()  # of each Newton step: the relative residual after each CG step
 
     @property
     def worse(self) -> bool:
@@ -222,6 +225,68 @@ class Distilled(Event):
     loss_before: float
     loss: float  # of the weights that were kept
     seconds: float
+    curve: tuple[tuple[int, float], ...] = ()  # the step and the loss, wherever it was measured
+
+
+@dataclass(frozen=True)
+class TrainingStep(Counted):
+    """One step of retraining, or one epoch where nobody knows how many steps it has."""
+
+    epoch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"retraining, epoch {self.epoch}/{self.epochs}"
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """One pass over all training samples has ended. Epoch 0 is the network before retraining.
+
+    `held_out` are figures of the held-out samples: `top1` and `loss` against labels, or `kl` and `agreement` with the
+    teacher.
+    """
+
+    epoch: int
+    epochs: int
+    lr: float
+    loss: float  # mean of the training steps; NaN before the first
+    held_out: Mapping[str, float]
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.held_out.items())
+        return f"epoch {self.epoch}/{self.epochs}: {figures} on held-out samples"
+
+
+@dataclass(frozen=True)
+class Retrained(Event):
+    """Retraining has ended.
+
+    `measure` is the figure of the held-out samples by which `best_epoch` was chosen. `best_epoch` is 0 where no epoch
+    was better than the network before.
+    """
+
+    settings: Mapping[str, Any]
+    teacher: str | None  # the class of the dense network; None: labels
+    samples: int | None  # None: nobody knows, as with a loader
+    held_out_samples: int
+    measure: str
+    best_epoch: int
+    history: tuple[EpochEnded, ...]
+    seed: int
+    device: str
+    seconds: float  # of the last call alone
+    recalled_epochs: int  # that an earlier, interrupted call had finished
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """Figures of the held-out samples before retraining."""
+        return self.history[0].held_out
+
+    @property
+    def after(self) -> Mapping[str, float]:
+        """Figures of the held-out samples with the weights that were kept."""
+        return self.history[self.best_epoch].held_out
 
 
 @dataclass(frozen=True)

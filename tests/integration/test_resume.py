@@ -134,7 +134,7 @@ def test_what_is_finished_is_not_done_again(tmp_path: Path, capsys: pytest.Captu
     assert (first.report.recalled_solves, again.report.recalled_solves) == (0, solves)
     for report, said in ((first.report, False), (again.report, True)):
         report.to_html(tmp_path / "report.html")
-        assert ("of an earlier call" in (tmp_path / "report.html").read_text()) == said
+        assert ("by an earlier call" in (tmp_path / "report.html").read_text()) == said
         print_prune(report, None, as_json=False, quiet=False)
         assert (f"{solves} solves were finished before" in capsys.readouterr().out) == said
 

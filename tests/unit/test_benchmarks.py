@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,25 @@ def test_growth_is_a_constant_and_a_slope(benchmark: Any) -> None:
     lines = benchmark("tables").growth_table(rows).splitlines()[2:]
     assert "| a | 0.500 s | 0.25 s | 0.750 (0.750), 1.000 (1.000), 1.500 (1.500) |" in lines[0]
     assert "| b | -1.000 s | 2.00 s | 1.000 (1.000), 3.000 (3.000) |" in lines[1]
+
+
+def test_parts_that_are_timed_exist(benchmark: Any) -> None:
+    for parts in (benchmark("laptop").PARTS, benchmark("speed").PROFILED):
+        assert all(callable(pkgutil.resolve_name(place)) for places in parts.values() for place in places)
+
+
+def test_time_within_a_part_is_its_own(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    laptop = benchmark("laptop")
+    now = iter([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
+    monkeypatch.setattr(laptop.time, "process_time", lambda: next(now))
+    parts = laptop.Parts()
+    inner = parts._counted("losses", lambda: None)
+    outer = parts._counted("steps", inner)
+    parts._since = laptop.time.process_time()
+    outer()
+    parts._switch("all else")
+    seconds = {part: taken for part, taken in parts.cpu_seconds.items() if taken}
+    assert seconds == {"all else": 1.0 + 16.0, "steps": 2.0 + 8.0, "losses": 4.0}
 
 
 def test_another_program_is_timed_in_its_folder(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from ..errors import one_line, printable
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
     from ..graph.flops import FlopCount
     from ..results.report import Report
     from ..results.verification import Verification
+
+_TITLES = {"top1": "top-1", "top5": "top-5", "kl": "KL to dense"}
 
 
 def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
@@ -55,15 +60,11 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
 
 
 def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
-    titles = {
-        "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity", "agreement": "agreement",
-        "kl": "KL to dense",
-    }  # fmt: skip
     table = Table(title=None if samples is None else f"{samples} samples")
     table.add_column("network")
     columns = [key for key in rows[0] if key != "network"]
     for key in columns:
-        table.add_column(titles.get(key, key), justify="right")
+        table.add_column(_TITLES.get(key, key), justify="right")
     for row in rows:
         table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table
@@ -77,7 +78,7 @@ def _figure(key: str, value: float) -> str:
 
 def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:
     if as_json or markdown:
-        print(found.to_json() if as_json else found.to_markdown().rstrip())
+        print(found.to_json() if as_json else printable(found.to_markdown().rstrip()))
         return
     if quiet:
         return
@@ -98,6 +99,27 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
         console.print(f"Too wide for this terminal: {', '.join(left_out)}; --markdown and --json show them.")
     if found.reused:
         console.print(f"{found.reused} of {len(found.pruned)} were there already.")
+
+
+def print_retraining(report: Report, out: Path) -> None:
+    console = make_console()
+    if report.evaluation:
+        console.print(evaluation_table(report.evaluation, None))
+    done = report.retraining
+    if done is None:
+        return
+    before, after = (
+        ", ".join(f"{_TITLES.get(name, name)} {_figure(name, value)}" for name, value in figures.items())
+        for figures in (done.before, done.after)
+    )
+    console.print(f"{done.held_out_samples} held-out samples: {before} before, {after} after retraining")
+    chosen = (
+        f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "those from before: no epoch"
+    )
+    console.print(f"  kept are the weights of {chosen} (best {_TITLES.get(done.measure, done.measure)})")
+    if done.recalled_epochs:
+        console.print(f"  {done.recalled_epochs} epochs were finished before and are not in the {done.seconds:.0f} s")
+    console.print(f"Saved to {out}")
 
 
 def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
@@ -177,13 +199,24 @@ def print_verification(directory: Path, found: Verification, as_json: bool, quie
     if quiet:
         return
     for finding in found.findings:
-        print(finding)
+        say(finding)
     for note in found.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     if found.ok:
-        print(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
+        say(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
 
 
 def make_console() -> Console:
-    """Names of layers and files are printed as they are, not read as markup."""
-    return Console(markup=False, highlight=False)
+    """Names of layers and files are not read as markup, nor obeyed by the terminal."""
+    return _Console(markup=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line of plain text."""
+    print(one_line(text))
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """All text that is printed, cells of tables included."""
+        return super().render_str(printable(text), **options)

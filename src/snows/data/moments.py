@@ -23,6 +23,7 @@ class Moments:
     gram: Tensor  # groups x columns x columns
     cross: Tensor  # groups x columns x outputs of a group
     energy: float = 0.0  # mean square of the target outputs, summed over groups and outputs
+    positions: int = 1  # that were averaged
 
     @classmethod
     def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
@@ -33,7 +34,7 @@ class Moments:
             gram, cross = _add(gram, second_moment(x)), _add(cross, product(x.transpose(1, 2), y))
             energy += float(torch.linalg.vector_norm(y, dtype=torch.promote_types(y.dtype, torch.float32))) ** 2
             count += x.shape[1]
-        return cls(gram.div_(count), cross.div_(count), energy / count)
+        return cls(gram.div_(count), cross.div_(count), energy / count, count)
 
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
         """The unpruned least-squares weights (rows x columns), damped towards `weight`."""

@@ -1,27 +1,268 @@
-"""The report as a page: one file without scripts, light or dark as the reader prefers."""
+"""The report as a page: one file, light or dark as the reader prefers, which needs nothing from a network.
+
+The charts are small SVGs that the page draws from the data inside it (page/charts.js, page/report.js). They are drawn
+there and not here because a click on a layer opens its charts: drawn in advance for every layer, they would be most of
+the file. A library of charts would be 1 MB or more.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
+
+from .advice import advice
+from .figures import amount, duration, figure, is_share, measure_title, measured, memory, percent
+
+Data = Mapping[str, Any]
+
+_COLORS = {"dense": "--dense", "mask only": "--masked"}
 
 
-def render(report: Mapping[str, Any], refresh: float | None = None) -> str:
+def render(report: Data, refresh: float | None = None) -> str:
     """The page for the data of a report, as `Report.to_dict` gives it. Names and words in it are escaped.
 
     While the run has not finished, a browser reads it again after `refresh` seconds.
     """
+    found = advice(report)
+    layers = report["layers"]
+    return _template().render(
+        report=report, refresh=refresh, title=_title(report), subtitle=_subtitle(report), progress=_progress(report),
+        cards=_cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
+        solved=any(_loss_known(layer) for layer in layers),
+        rows=[_row(layer, found.get(place, "")) for place, layer in enumerate(layers)],
+        sweeps=_sweeps(report), opened=next(iter(found), 0), facts=_facts(report), color=_color,
+        loss_words=_loss_words(report), finish_words=_finish_words(report), operation_words=_operation_words(report),
+        retraining_words=_retraining_words(report),
+        style=_asset("report.css"), charts=_asset("charts.js"), script=_asset("report.js"),
+    )  # fmt: skip
+
+
+@cache
+def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["figure"] = _figure
-    template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(report=report, refresh=refresh)
+    environment.filters.update(figure=figure, percent=percent, title_of_measure=measure_title)
+    return environment.from_string(_read("report.html.j2"))
 
 
-def _figure(value: object) -> str:
-    """A number in four digits, and nothing for a figure that there is not."""
-    if value is None:
+@cache
+def _read(name: str) -> str:
+    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _asset(name: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(_read(name))  # our own file
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure of the headline: what it was in the dense network, what it is now, and a few words."""
+
+    title: str
+    value: str
+    note: str
+    before: str = ""
+
+
+def _cards(report: Data) -> list[Card]:
+    cards = [_quality(report["evaluation"]) if report["evaluation"] else None]
+    if report["finished"]:
+        cards += [_sparsity(report), _weights(report), _flops(report)]
+    if report["seconds"]:
+        peak = report["peak_memory_bytes"]
+        note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
+        cards.append(Card("Time", duration(report["seconds"]), note))
+    return [card for card in cards if card is not None]
+
+
+def _quality(rows: list[Data]) -> Card | None:
+    """The first figure of the evaluation: dense and pruned."""
+    dense, pruned = rows[0], rows[-1]
+    key = next((key for key in dense if key != "network" and pruned.get(key) is not None), None)
+    if key is None:
+        return None
+    masked = next((row for row in rows if row.get("network") == "mask only"), None)
+    note = "of the test samples" if masked is None else f"{measured(key, masked[key])} with the mask only"
+    before = "" if dense.get(key) is None else measured(key, dense[key]).removesuffix(" %")
+    return Card(measure_title(key).capitalize(), measured(key, pruned[key]), note, before)
+
+
+def _sparsity(report: Data) -> Card:
+    return Card(
+        "Sparsity", percent(report["sparsity"]), f"of the pruned layers; {percent(report['network_sparsity'])} of all"
+    )
+
+
+def _weights(report: Data) -> Card:
+    total = report["network_weights"]
+    kept = total - sum(layer["weights"] - layer["kept"] for layer in report["layers"])
+    return Card("Weights", amount(kept), "that are not zero", amount(total))
+
+
+def _flops(report: Data) -> Card | None:
+    flops = report["flops"]
+    if not report["network_flops"]:
+        return None
+    note = f"for one sample, {figure(flops['reduction'])} times fewer"
+    return Card("FLOPs", amount(flops["sparse"]), note, amount(flops["dense"]))
+
+
+def _title(report: Data) -> str:
+    return f"{report['model'] or 'Model'} to {report['pattern'] or 'a sparse model'}"
+
+
+def _subtitle(report: Data) -> str:
+    masks = "given masks" if report["mask"] == "given" else f"masks by {report['mask']}"
+    return f"{masks} · {report['samples']:,} calibration samples · {len(report['layers'])} layers"
+
+
+def _progress(report: Data) -> str:
+    solved = sum(bool(layer["solves"]) for layer in report["layers"])
+    return f"{solved} of {len(report['layers'])} layers solved at least once"
+
+
+class _Evaluation:
+    """The columns of the table of evaluations, and the color of each network."""
+
+    def __init__(self, rows: list[Data]) -> None:
+        self.columns = [_Column(key) for key in (rows[0] if rows else ())]
+
+    def color(self, row: Data) -> str:
+        return _color(str(row.get("network")))
+
+
+@dataclass(frozen=True)
+class _Column:
+    key: str
+
+    @property
+    def title(self) -> str:
+        return measure_title(self.key)
+
+    @property
+    def share(self) -> bool:
+        return is_share(self.key)
+
+    def text(self, row: Data) -> str:
+        return measured(self.key, row.get(self.key))
+
+
+def _color(name: str) -> str:
+    """Of a network's name: the same in all tables and charts."""
+    return _COLORS.get(name, "--layerwise" if name.startswith("layer-wise") else "--snows")
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One layer in the table, and the sentence about it where it is opened."""
+
+    layer: Data
+    masked: float | None
+    readjusted: float | None
+    loss: float | None
+    held_out: float | None
+    cg_steps: int
+    seconds: float
+    outcome: str
+    facts: str
+    advice: str
+
+
+def _row(layer: Data, said: str) -> _Row:
+    solves = layer["solves"]
+    first, last = (solves[0], solves[-1]) if solves else ({}, {})
+    outcome = last.get("outcome", "not solved yet")
+    if last and last["kept"] != "solved":
+        outcome += f"; worse on held-out samples, so {last['kept']} was kept"
+    return _Row(
+        layer, first.get("loss_masked"), first.get("loss"), last.get("loss"), last.get("held_out"),
+        sum(solve["cg_steps"] for solve in solves), sum(solve["seconds"] for solve in solves), outcome,
+        _layer_facts(layer, outcome), said,
+    )  # fmt: skip
+
+
+def _layer_facts(layer: Data, outcome: str) -> str:
+    shape = " × ".join(map(str, layer["shape"]))
+    words = f"{shape}, pattern {layer['pattern']}, {layer['kept']:,} of {layer['weights']:,} weights kept."
+    if len(layer["group"]) > 1:
+        others = ", ".join(name for name in layer["group"] if name != layer["name"])
+        words += f" Solved together with {others}."
+    if layer["solves"]:
+        words += f" {outcome[0].upper()}{outcome[1:]}."
+    return words
+
+
+def _loss_known(layer: Data) -> bool:
+    return bool(layer["solves"]) and layer["solves"][-1]["loss"] is not None
+
+
+def _loss_words(report: Data) -> str:
+    return (
+        "How far the layer and the K operations behind it are from the dense network, on the fitted samples. Lower is "
+        "better; the axis is logarithmic. Layers before it are re-adjusted already. A click opens a layer."
+        + ("" if _sweeps(report) < 2 else " From the second sweep on all layers are pruned, so that losses are higher.")
+    )
+
+
+def _sweeps(report: Data) -> int:
+    return max((len(layer["solves"]) for layer in report["layers"]), default=0)
+
+
+def _operation_words(report: Data) -> str:
+    operations = report.get("operations")
+    if not operations:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return (
+        f"Mean squared error of each operation's output, as a share of its variance in the dense network, on "
+        f"{operations['samples']} calibration samples. Operations in order of execution; the axis is logarithmic."
+    )
+
+
+def _finish_words(report: Data) -> str:
+    finish = report["finish"]
+    if finish is None:
+        return ""
+    samples = "held-out" if report["held_out_samples"] else "fitted"
+    before, after = figure(finish["loss_before"]), figure(finish["loss"])
+    return (
+        f"All kept weights trained together for {finish['steps']:,} steps ({duration(finish['seconds'])}). Loss of the "
+        f"{samples} samples: {before} before, {after} at the best point, which was kept."
+    )
+
+
+def _retraining_words(report: Data) -> str:
+    done = report["retraining"]
+    if done is None:
+        return ""
+    lesson = f"the predictions of the dense {done['teacher']}, without labels" if done["teacher"] else "labels"
+    kept = f"epoch {done['best_epoch']}" if done["best_epoch"] else "before, as no epoch was better"
+    return (
+        f"Trained on {lesson}, with the masks as they are. Kept are the weights of {kept}: the best "
+        f"{measure_title(done['measure'])} of {done['held_out_samples']:,} held-out samples."
+    )
+
+
+def _facts(report: Data) -> list[tuple[str, str]]:
+    """Names and values that decide a result."""
+    facts = {
+        "pattern": report["pattern"],
+        "masks": report["mask"],
+        "calibration samples": f"{report['samples']:,}, {report['held_out_samples']:,} of them held out",
+        "seed": str(report["seed"]),
+        "device": report["device"],
+        "versions": ", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+    }
+    if report["permutation"]:
+        before, after = report["permutation"]["kept_before"], report["permutation"]["kept_after"]
+        facts["channels re-ordered"] = f"N:M masks keep {percent(after)} of the magnitude instead of {percent(before)}"
+    if report["recalled_solves"]:
+        facts["solved by an earlier call"] = f"{report['recalled_solves']} solves, whose time is not in this report"
+    if report["expected_memory_bytes"]:
+        facts["memory expected"] = memory(report["expected_memory_bytes"])
+    return list(facts.items())

@@ -165,6 +165,7 @@ def _as_choice(tensors: Mapping[str, Tensor], note: str) -> Choice:
 
 def _as_solved(tensors: Mapping[str, Tensor], note: str) -> SolvedLayer:
     facts: dict[str, Any] = {key: math.nan if value is None else value for key, value in json.loads(note).items()}
+    facts |= {"losses": tuple(facts["losses"]), "cg_residuals": tuple(map(tuple, facts["cg_residuals"]))}
     choice = _as_choice(tensors, note)
     return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 

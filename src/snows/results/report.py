@@ -19,6 +19,7 @@ from ..events import (
     LayerFacts,
     LayerSolved,
     MemoryEstimated,
+    Retrained,
     RunFinished,
     RunStarted,
     SolveReport,
@@ -83,6 +84,7 @@ class Report:
         layers: The pruned layers, in the order of execution.
         dense_layers: The layers that stayed dense, with the reason.
         finish: The last stage, in which all layers are trained together; None if there was none.
+        retraining: What `snows.retrain` did afterwards, epoch by epoch; None if nothing.
         network_weights: Number of weights of the whole model, biases and norms included.
         network_flops: Operations of the dense network for one sample.
         attention_flops: Of these, products of two activations.
@@ -124,6 +126,7 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     dense_layers: list[DenseLayer] = field(default_factory=list)
     finish: Distilled | None = None
+    retraining: Retrained | None = None
     network_weights: int = 0
     network_flops: int = 0
     attention_flops: int = 0

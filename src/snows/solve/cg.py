@@ -30,6 +30,7 @@ class CGResult:
     solution: Tensor
     steps: int
     outcome: CGOutcome
+    residuals: tuple[float, ...] = ()  # norm after each step, relative to that of the right-hand side
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def conjugate_gradient(
     z = precondition(r)
     p = z.clone()
     rz = torch.sum(r * z)
-    all_gains = 0.0
+    all_gains, size = 0.0, norm
+    residuals: list[float] = []
     for step in range(1, options.max_steps + 1):
         notify(step)
         bp = product(p) + damping * p
@@ -83,18 +85,19 @@ def conjugate_gradient(
         # three numbers at once.
         curvature_value, norm, gain = torch.stack([curvature, r.norm(), eta * rz]).tolist()
         if not math.isfinite(curvature_value):
-            return CGResult(delta, step - 1, CGOutcome.NOT_FINITE)
+            return CGResult(delta, step - 1, CGOutcome.NOT_FINITE, tuple(residuals))
         if curvature_value <= 0:
-            return CGResult(delta if step > 1 else z, step, CGOutcome.NEGATIVE_CURVATURE)
+            return CGResult(delta if step > 1 else z, step, CGOutcome.NEGATIVE_CURVATURE, tuple(residuals))
         delta = delta_new
+        residuals.append(norm / size)
         if norm <= tolerance:
-            return CGResult(delta, step, CGOutcome.CONVERGED)
+            return CGResult(delta, step, CGOutcome.CONVERGED, tuple(residuals))
         all_gains += gain
         if gain < options.least_gain * all_gains:
-            return CGResult(delta, step, CGOutcome.LITTLE_GAIN)
+            return CGResult(delta, step, CGOutcome.LITTLE_GAIN, tuple(residuals))
         z = precondition(r)
         rz_new = torch.sum(r * z)
         gamma = rz_new / rz
         p = z + gamma * p
         rz = rz_new
-    return CGResult(delta, options.max_steps, CGOutcome.MAX_STEPS)
+    return CGResult(delta, options.max_steps, CGOutcome.MAX_STEPS, tuple(residuals))

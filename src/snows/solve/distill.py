@@ -104,8 +104,9 @@ class Distillation:
             optimizer.step()
             notify(DistillStep(step, steps))
             if step % pause == 0 or step == steps:
-                best.update()
-        return best.values, Distilled(steps, best.loss_before, best.loss, time.perf_counter() - began)
+                best.update(step)
+        seconds = time.perf_counter() - began
+        return best.values, Distilled(steps, best.loss_before, best.loss, seconds, tuple(best.curve))
 
     def _precision(self, example: Tensor) -> Precision:
         """Of gradients, whose rounding is small beside their noise. Losses of held-out samples have full precision."""
@@ -132,9 +133,11 @@ class _Best:
         self._match, self._samples, self._size, self._trained = match, samples, size, trained
         self.values = self._snapshot()
         self.loss_before = self.loss = self._current_loss()
+        self.curve = [(0, self.loss)]
 
-    def update(self) -> None:
+    def update(self, step: int) -> None:
         loss = self._current_loss()
+        self.curve.append((step, loss))
         if loss < self.loss:
             self.loss, self.values = loss, self._snapshot()
 

@@ -60,6 +60,8 @@ class NewtonResult:
     outcome: NewtonOutcome
     negative_curvature: int = 0  # how many CG solves met it
     gradient_norm: float = math.nan
+    losses: tuple[float, ...] = ()  # at the start, and after each accepted step
+    cg_residuals: tuple[tuple[float, ...], ...] = ()  # of each CG solve, see CGResult
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def newton(
         notify: Gets every step of conjugate gradients.
     """
     loss, gradient = at_start or objective.loss_and_gradient(weight)
-    result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE)
+    result = NewtonResult(weight, loss, loss, 0, 0, NewtonOutcome.STEPS_DONE, losses=(loss,))
     for step in range(options.steps):
         if step:
             loss, gradient = objective.loss_and_gradient(weight)
@@ -116,12 +118,13 @@ def newton(
             result,
             cg_steps=result.cg_steps + cg.steps,
             negative_curvature=result.negative_curvature + (cg.outcome is CGOutcome.NEGATIVE_CURVATURE),
+            cg_residuals=(*result.cg_residuals, cg.residuals),
         )
         accepted = line_search(objective, weight, loss, gradient, cg.solution, options)
         if accepted is None:
             return replace(result, outcome=NewtonOutcome.NO_DECREASE)
         weight, loss = accepted
-        result = replace(result, weight=weight, loss=loss, steps=step + 1)
+        result = replace(result, weight=weight, loss=loss, steps=step + 1, losses=(*result.losses, loss))
     return result
 
 

@@ -158,3 +158,11 @@ def wrong_test():
 
 
 number = 3
+
+
+def pairs_of_classes():
+    return TensorDataset(x()[:48], model()(x()[:48]).argmax(1))
+
+
+def class_loader():
+    return DataLoader(pairs_of_classes(), batch_size=16)

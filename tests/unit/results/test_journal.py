@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,12 @@ SETTINGS = {"pattern": "2:4", "seed": 0}
 def solved(number: int) -> SolvedLayer:
     weight = torch.randn(4, 4, generator=torch.Generator().manual_seed(number), dtype=torch.float64)
     report = SolveReport(0, math.nan, 2.0, 1.0 + number, "start", "converged", 1, 3, 0, "gauss-newton", 1e-6, 0.5)
+    way = {
+        "held_out_tried": {"masked weights": math.inf, "solved": 1.0},
+        "losses": (2.0, 1.0),
+        "cg_residuals": ((0.5,),),
+    }
+    report = dataclasses.replace(report, **way)
     return SolvedLayer({"a.weight": weight, "a.bias": weight[0]}, {"a.weight": weight > 0}, report)
 
 

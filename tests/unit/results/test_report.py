@@ -51,7 +51,7 @@ FINISHED = RunFinished({"query.weight": 16, "key.weight": 16, "out.weight": 4}, 
 
 def solve(sweep: int = 0, outcome: str = "converged", **changes: object) -> SolveReport:
     report = SolveReport(sweep, 3.0, 2.0, 1.0, "least squares", outcome, 1, 10, 0, "gauss-newton", 1e-6, 0.5)
-    return replace(report, **changes)
+    return replace(report, losses=(2.0, 1.0), cg_residuals=((0.5, 0.01),), **changes)
 
 
 def solved(*layers: str, sweep: int = 0, solve: SolveReport) -> LayerSolved:
@@ -72,7 +72,7 @@ RUN: list[Event] = [
     solved("out", sweep=1, solve=solve(1, "CG tolerance")),
     DistillStep(1, 2),
     DistillStep(2, 2),
-    Distilled(2, 0.5, 0.25, 3.0),
+    Distilled(2, 0.5, 0.25, 3.0, ((0, 0.5), (2, 0.25))),
     Warned("one row is empty"),
     FINISHED,
 ]
@@ -134,12 +134,13 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     data = strict(fold(RUN))
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
-        "dense_layers", "finish", "network_weights", "network_flops", "attention_flops", "seconds", "recalled_solves",
-        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
-        "sparsity", "network_sparsity", "flops", "events",
+        "dense_layers", "finish", "retraining", "network_weights", "network_flops", "attention_flops", "seconds",
+        "recalled_solves", "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation",
+        "schema", "finished", "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
-    assert data["finish"] == {"steps": 2, "loss_before": 0.5, "loss": 0.25, "seconds": 3.0}
+    curve = [[0, 0.5], [2, 0.25]]
+    assert data["finish"] == {"steps": 2, "loss_before": 0.5, "loss": 0.25, "seconds": 3.0, "curve": curve}
     assert data["events"] == {"converged": 2, "CG tolerance": 2}
     assert data["dense_layers"] == [{"name": "head", "shape": [10, 4], "reason": "it is the last layer"}]
     first = data["layers"][0]  # type: ignore[index]

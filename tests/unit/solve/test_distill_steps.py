@@ -167,11 +167,13 @@ def test_the_best_point_is_kept(losses: list[float], best: int) -> None:
     trained: Any = SimpleNamespace(masked=lambda: {"w": current.clone()})
     current = torch.zeros(())
     kept = _Best(match, samples(2), 1, trained)
-    for number in (1.0, 2.0):
+    for number in (1, 2):
         current.fill_(number)
-        kept.update()
+        kept.update(10 * number)
     assert float(kept.values["w"]) == best
     assert (kept.loss_before, kept.loss) == (5.0, losses[best])
+    assert [step for step, _ in kept.curve] == [0, 10, 20]
+    assert str([loss for _, loss in kept.curve]) == str(losses)  # NaN among them
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,7 @@ def test_held_out_samples_are_looked_at_now_and_then_and_at_the_end(
 ) -> None:
     events: list[Event] = []
     seen: list[int] = []
-    monkeypatch.setattr(_Best, "update", lambda self: seen.append(len(events)))
+    monkeypatch.setattr(_Best, "update", lambda self, step: seen.append(len(events)))
     given = stage(steps=steps)
     ended = given.run(start(given), events.append)[1]
     assert seen == evaluated

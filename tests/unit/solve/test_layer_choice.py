@@ -51,6 +51,10 @@ def test_held_out_samples_choose(best_at: float, values: list[float], kept: str,
     assert best.held_out == pytest.approx((weight - best_at) ** 2)
     assert best.held_out_masked == pytest.approx(best_at**2)
     assert math.isnan(best.loss) == ("of the way" in kept)
+    assert [(each.name, each.held_out) for each in best.tried[: len(values)]] == [
+        (each.name, pytest.approx((float(each.weight) - best_at) ** 2)) for each in candidates(values)
+    ]
+    assert (kept in [each.name for each in best.tried[len(values) :]]) == ("of the way" in kept)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -101,6 +105,9 @@ def test_what_is_kept_is_reported_with_its_losses(kept: str, monkeypatch: pytest
     assert report.start == "least squares"
     assert report.curvature == "gauss-newton"
     assert report.loss_masked > report.loss_start
+    assert report.losses[0] == report.loss_start
+    assert len(report.losses) == report.newton_steps + 1
+    assert [len(solve) for solve in report.cg_residuals] == [report.cg_steps]
 
 
 def test_a_start_that_newton_did_not_leave_is_called_solved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +119,7 @@ def test_a_start_that_newton_did_not_leave_is_called_solved(monkeypatch: pytest.
         asked.append([each.name for each in found])
         return best(held_out, found)
 
-    def stay(objective: Any, system: Any, weight: Tensor, mask: Tensor, options: Any, at_start: Any) -> NewtonResult:
+    def stay(objective: Any, system: Any, weight: Tensor, *others: Any) -> NewtonResult:
         return NewtonResult(weight, 3.0, 3.0, 0, 0, NewtonOutcome.NO_DECREASE)
 
     monkeypatch.setattr(module, "_best", watch)

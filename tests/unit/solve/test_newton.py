@@ -58,6 +58,18 @@ def test_the_exact_inverse_as_preconditioner_needs_one_step() -> None:
     assert (found.steps, found.outcome) == (1, CGOutcome.CONVERGED)
 
 
+def test_the_residual_of_every_cg_step_is_known() -> None:
+    matrix = SYSTEMS["well-conditioned"]
+    rhs = rhs_of(matrix)
+    for steps in (1, 2, 5):
+        found = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(steps))
+        assert len(found.residuals) == found.steps == steps
+        left = float((rhs - matrix @ found.solution).norm() / rhs.norm())
+        assert found.residuals[-1] == pytest.approx(left, rel=1e-6)
+    ended = conjugate_gradient(matrix.__matmul__, rhs, CGOptions(500, relative_tolerance=1e-4))
+    assert ended.residuals[-1] <= 1e-4 < ended.residuals[-2]
+
+
 @pytest.mark.parametrize("options", [{"relative_tolerance": 1e-3}, {"absolute_tolerance": 1e-2}])
 def test_cg_stops_at_its_tolerance_and_not_before(options: dict[str, float]) -> None:
     matrix = SYSTEMS["well-conditioned"]
