@@ -60,7 +60,7 @@ class Program:
             if operator_of(node).derivative is Derivative.CONVOLUTION and not self.first_order:
                 copies[node].target = convolution
             if self.first_order and operator_of(node).products:
-                copies[node] = graph.call_function(_noticing_interrupts, (copies[node],))
+                copies[node] = graph.call_function(noticing_interrupts, (copies[node],))
         graph.output(tuple(copies[node] for node in self._results))
         return fx.GraphModule(torch.nn.Module(), graph)
 
@@ -86,7 +86,7 @@ class Program:
             return self._linearizations[key].at(known, dtype)
 
 
-def _noticing_interrupts(value: Tensor) -> Tensor:
+def noticing_interrupts(value: Tensor) -> Tensor:
     """The same value. Its backward pass calls Python here, which notices Ctrl-C; otherwise it is one native call."""
     if isinstance(value, Tensor) and value.requires_grad:
         value.register_hook(lambda gradient: None)
