@@ -149,13 +149,18 @@ class _Best:
         return {name: value.detach().clone() for name, value in self._trained.masked().items()}
 
 
+def matched(graph: Graph) -> Sequence[Node]:
+    """The operations whose outputs are matched, beside the network's own."""
+    return graph.operations
+
+
 class _Match:
     """The distance of the network's operations and outputs from the dense network's, each divided by its variance."""
 
     def __init__(self, graph: Graph, samples: Samples) -> None:
         self.graph = graph
         outputs = [node for node in graph.outputs if isinstance(node.meta.get("val"), Tensor)]
-        nodes = list(dict.fromkeys([*graph.operations, *outputs]))
+        nodes = list(dict.fromkeys([*matched(graph), *outputs]))
         self.program = graph.giving(nodes, first_order=True)
         with torch.no_grad():
             values = self._run(samples.rows(0, _VARIANCE_SAMPLES), graph.parameters)
