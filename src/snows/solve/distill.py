@@ -29,6 +29,7 @@ from ..graph import Graph
 from ..graph.kind import is_image
 from ..graph.segment import Values
 from .augment import random_views
+from .footprint import ending_soon
 from .objective import square_sum
 from .settings import DistillSettings
 
@@ -62,7 +63,8 @@ class Distillation:
             held-out samples among the start and the points that were evaluated.
         """
         batch = min(self.settings.batch, self.fitted.count)
-        pieces = _pieces(self.graph, batch, self.memory)
+        device = next(iter(parameters.values())).device
+        pieces = max(_pieces(self.graph, batch, self.memory), math.ceil(batch / ending_soon(self.graph, device)))
         while True:
             try:
                 return self._train(parameters, pieces, batch // pieces, notify)
