@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 from networks import ResNet50, ViT
+from sections import at_most
 from torch import Tensor, nn
 
 import snows
@@ -290,28 +290,21 @@ def two_of_four(weight: Tensor) -> Tensor:
 def whole(make: Callable[[bool], tuple[nn.Module, Tensor]], batches: tuple[int, ...]) -> Callable[..., None]:
     def run(options: argparse.Namespace) -> None:
         began = time.perf_counter()
-        signal.signal(signal.SIGALRM, _time_is_up)  # a compilation can take longer than is left
-        signal.alarm(max(1, int(options.limit) - 2))
-        model, samples = make(options.tiny)
-        if options.device == "cuda":
-            model, samples = model.cuda(), samples.cuda()
-        with tempfile.TemporaryDirectory() as folder:
+        with at_most(options.limit - 2), tempfile.TemporaryDirectory() as folder:
+            model, samples = make(options.tiny)
+            if options.device == "cuda":
+                model, samples = model.cuda(), samples.cuda()
             result = snows.prune(model.eval(), samples, "2:4", solver=None, progress=False)
             saved = result.save(Path(folder) / "pruned")
-            left = options.limit - (time.perf_counter() - began) - 3
-            sizes = (1, 2) if options.tiny else batches
+            prepared = time.perf_counter() - began
+            sizes, left = (1, 2) if options.tiny else batches, options.limit - prepared - 3
             found = snows.bench(saved, model.cpu(), batches=sizes, device=options.device, limit=left, progress=False)
-        signal.alarm(0)
         brief = found.to_dict()
         for layer in brief["layers"]:
             layer.pop("elsewhere")
-        options.out.write_text(json.dumps({**brief, "prepared_seconds": round(options.limit - 3 - left, 1)}))
+        options.out.write_text(json.dumps({**brief, "prepared_seconds": round(prepared, 1)}))
 
     return run
-
-
-def _time_is_up(number: int, frame: object) -> None:
-    raise TimeoutError("the time was up")
 
 
 def vit(tiny: bool) -> tuple[nn.Module, Tensor]:
