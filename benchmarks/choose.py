@@ -1,6 +1,6 @@
 """What the pages "Choose" and "How it works" draw: one setting at a time, on the embedded network.
 
-    python benchmarks/choose.py horizon samples effort run
+    python benchmarks/choose.py horizon samples run
 
 Each section is a file in benchmarks/results. scripts/draw_docs.py draws them. Test images judge; they decide nothing.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,10 @@ def data() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
 
 def measured(samples: int, **options: Any) -> tuple[Row, snows.Result]:
     model, x, test, labels = data()
-    start = time.perf_counter()
     result = snows.prune(model, x[:samples], PATTERN, progress=False, **options)
-    seconds = time.perf_counter() - start
     found = snows.evaluate(result.model, test, labels, dense=model)
     figures = {name: round(found[name], 4) for name in ("top1", "kl")}
-    return {"samples": samples, **figures, "seconds": round(seconds, 1)}, result
+    return {"samples": samples, **figures}, result
 
 
 def horizon() -> Iterator[Row]:
@@ -52,11 +49,6 @@ def samples() -> Iterator[Row]:
     for count in (32, 64, 128, 256, 512, 1024, 2048):
         for name, options in {"K=0": {"horizon": 0}, "default": {}}.items():
             yield {"horizon": name, **measured(count, effort="fast", **options)[0]}
-
-
-def effort() -> Iterator[Row]:
-    for name in ("fast", "default", "best"):
-        yield {"effort": name, **measured(500, effort=name)[0]}
 
 
 def run() -> Iterator[Row]:
@@ -75,7 +67,7 @@ def run() -> Iterator[Row]:
         for sweep, solve in enumerate(layer.solves):
             yield {"layer": layer.name, "sweep": sweep, "masked": solve.loss_masked, "loss": solve.loss}
     for name, module in {"dense": model, "mask only": masked.model, "SNOWS": result.model}.items():
-        weight = module.get_parameter(f"{PICTURE}.weight")[:, :, 1, 1]
+        weight = module.get_parameter(f"{PICTURE}.weight")[:16, :16, 1, 1]
         yield {"weights": name, "layer": PICTURE, "values": [[round(float(v), 4) for v in row] for row in weight]}
 
 
@@ -95,7 +87,7 @@ def outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-SECTIONS = {"horizon": horizon, "samples": samples, "effort": effort, "run": run}
+SECTIONS = {"horizon": horizon, "samples": samples, "run": run}
 
 
 def main() -> None:
@@ -107,7 +99,7 @@ def main() -> None:
             rows.append(row)
             print({key: value for key, value in row.items() if key != "values"}, flush=True)
         result = {"network": embedded.MODEL, "pattern": PATTERN, "rows": rows, "environment": environment("cpu")}
-        (RESULTS / f"choose-{name}.json").write_text(json.dumps(result, indent=2) + "\n")
+        (RESULTS / f"choose-{name}.json").write_text(json.dumps(result, indent=None if name == "run" else 2) + "\n")
 
 
 if __name__ == "__main__":
