@@ -1,6 +1,6 @@
 """What the pages "Choose" and "How it works" draw: one setting at a time, on the embedded network.
 
-    python benchmarks/choose.py horizon samples run
+    python benchmarks/choose.py horizon samples effort run
 
 Each section is a file in benchmarks/results. scripts/draw_docs.py draws them. Test images judge; they decide nothing.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def samples() -> Iterator[Row]:
             yield {"horizon": name, **measured(count, effort="fast", **options)[0]}
 
 
+def effort() -> Iterator[Row]:
+    """CPU time, which holds on a busy machine, too. "best" is "default" for images as small as these."""
+    for name, options in {
+        "K=0, one sweep": {"recipe": snows.Recipe(sweeps=1), "horizon": 0},
+        "fast": {"effort": "fast"},
+        "default": {},
+    }.items():
+        start = time.process_time()
+        yield {"effort": name, **measured(500, **options)[0], "cpu_seconds": round(time.process_time() - start, 1)}
+
+
 def run() -> Iterator[Row]:
     """One run, layer by layer: losses, errors along the network, and one layer's weights."""
     model, _, test, _ = data()
@@ -87,7 +99,7 @@ def outputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-SECTIONS = {"horizon": horizon, "samples": samples, "run": run}
+SECTIONS = {"horizon": horizon, "samples": samples, "effort": effort, "run": run}
 
 
 def main() -> None:

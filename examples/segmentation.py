@@ -1,7 +1,6 @@
 """Prune a segmentation network and judge it by a metric of your own: the mean intersection over union.
 
-The network is small, and trained first, for some seconds, on noisy pictures of a disc and a square.
-"""
+It is small, and trained first, for some seconds, on noisy pictures of a disc and a square."""
 
 import sys
 
@@ -45,8 +44,7 @@ def miou(batches):
     return float(sum(((guess == c) & (truth == c)).sum() / ((guess == c) | (truth == c)).sum() for c in range(3)) / 3)
 
 
-model = UNet()
-optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+optimizer = torch.optim.Adam((model := UNet()).parameters(), 3e-3)
 for step in range(STEPS):
     x, classes = pictures(16, seed=step)
     optimizer.zero_grad()

@@ -51,6 +51,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "model": model,
         "dense": model,
         "calibration": x[:24, :, 6:22, 6:22],
+        "images": x[:24, :, 6:22, 6:22],
         "pattern": "2:4",
         "test": test[:16],
         "labels": labels[:16],
