@@ -124,6 +124,7 @@ def prune(
         cascade(run, solve_group if task.readjusts else mask_group)
         if task.readjusts:
             run.distill()
+        run.compare()
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}
     return Result(pruned, masks, fold(run.events), task.recipe, probe=run.probe())

@@ -135,7 +135,8 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     assert list(data) == [
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
         "dense_layers", "finish", "network_weights", "network_flops", "attention_flops", "seconds", "recalled_solves",
-        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "schema", "finished",
+        "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation", "operations", "phases",
+        "schema", "finished",
         "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
@@ -146,7 +147,7 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     first = data["layers"][0]  # type: ignore[index]
     assert list(first) == [
         "name", "parameter", "shape", "pattern", "weights", "kept", "horizon", "group", "solves", "flops",
-        "sparsity",
+        "picture", "sparsity",
     ]  # fmt: skip
     assert list(first["solves"][0]) == list(SolveReport.__dataclass_fields__)
 
