@@ -32,6 +32,7 @@ docs: $(INSTALLED)  ## make the site: build/docs/index.html
 
 docs-table: $(INSTALLED)  ## write the README's tables from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
+	$(BIN)/python benchmarks/laptop_tables.py
 
 paper: $(INSTALLED)  ## tables and figures of the paper: what there is, or ENTRY="nm flops"; SHARED=folder
 	cd benchmarks && ../$(BIN)/python -m paper $(ENTRY) $(if $(SHARED),--shared $(abspath $(SHARED)))

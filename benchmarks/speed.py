@@ -48,6 +48,7 @@ from snows.plan import make_plan
 from snows.recipe import DEFAULT, PAPER, Recipe
 from snows.solve.layer import curvature_kind, derivative_precision, solve_layer
 from snows.solve.problem import LayerProblem
+from snows.solve.settings import Settings, resolve
 
 LAYERS = {  # early, middle, late
     "resnet20": ("layer1.0.conv2", "layer2.1.conv1", "layer3.2.conv1"),
@@ -217,11 +218,12 @@ def product(bench: Bench) -> Section:
             def measure(name: str = name, layer: str = layer, horizon: int = horizon, samples: int = samples) -> Row:
                 problem = _problem(bench, name, layer, horizon, samples)
                 weight = problem.dense.parameters[problem.layers[0].parameter]
-                precision = derivative_precision(DEFAULT, problem.segment, weight.device, weight.dtype)
+                settings = _settings(bench, name)
+                precision = derivative_precision(settings.curvature, problem.segment, weight.device, weight.dtype)
                 objective, piece = problem.objective("variance", precision), problem[0]
                 with torch.no_grad():
                     forward = _seconds(lambda: piece.forward(weight), bench.device)
-                once = objective.product(curvature_kind(DEFAULT, problem.segment), weight, keep=True)
+                once = objective.product(curvature_kind(settings.curvature, problem.segment), weight, keep=True)
                 seconds = _seconds(lambda: once(weight), bench.device)
                 flops = 2 * problem.segment.cost.flops * samples
                 return {
@@ -243,6 +245,11 @@ def _problem(bench: Bench, name: str, layer: str, horizon: int, samples: int) ->
     return LayerProblem(segment, streams[0], streams[1], "dense-stream", 1 << 40)
 
 
+def _settings(bench: Bench, name: str) -> Settings:
+    graph = prepare(bench.model(name), bench.samples(name, 2), bench.device, 0).graph
+    return resolve(DEFAULT, graph, torch.device(bench.device).type)
+
+
 def _seconds(work: Callable[[], object], device: str, repeats: int = 10) -> float:
     """The median of some calls, after one to warm up."""
     times = []
@@ -255,14 +262,14 @@ def _seconds(work: Callable[[], object], device: str, repeats: int = 10) -> floa
 
 
 PROFILED: dict[str, tuple[str, ...]] = {  # none is called by another
-    "capture, samples to the device": ("snows.api.prepare",),
+    "capture, samples to the device": ("snows.run.prepare",),
     "streams, the dense network's outputs": ("snows.data.streams.Stream.advance", "snows.graph.Graph.outputs_of"),
     "second moments": ("snows.solve.problem.LayerProblem.moments", "snows.solve.problem.LayerProblem.gram"),
     "closed form and its factors": ("snows.solve.layer.row_systems", "snows.solve.least_squares.RowSystems.refit"),
     "losses": ("snows.solve.objective.Objective.loss",),
     "gradients": ("snows.solve.objective.Objective.loss_and_gradient",),
     "Jacobians": ("snows.solve.objective.Objective.product",),
-    "CG with its products": ("snows.solve.cg.conjugate_gradient",),
+    "CG with its products": ("snows.solve.newton.conjugate_gradient",),
 }
 
 

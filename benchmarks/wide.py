@@ -74,7 +74,7 @@ def closed_form(bench: Bench) -> Section:
                 solve(bench, network, name, CASCADE.replace(horizon=0, sweeps=1))
             return found
 
-        yield {"network": network, "layer": name, "pattern": "2:4", "images": IMAGES}, measure
+        yield {"network": network, "layer": name, "pattern": "2:4", "images": bench.count(IMAGES)}, measure
 
 
 def loss(weight: Tensor, moments: Moments) -> float:
@@ -108,7 +108,10 @@ def newton(bench: Bench) -> Section:
                     break
             return {**found, "loss": reached, "products": products, "seconds": seconds}
 
-        yield {"network": network, "layer": name, "pattern": "2:4", "horizon": HORIZON, "images": IMAGES}, measure
+        yield (
+            {"network": network, "layer": name, "pattern": "2:4", "horizon": HORIZON, "images": bench.count(IMAGES)},
+            measure,
+        )
 
 
 def solve(

@@ -10,13 +10,14 @@ from html import escape
 _WIDTH, _HEIGHT = 560, 300
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 34, 150, 44
 _STYLE = """
-:root { color-scheme: light dark }
+:root { color-scheme: light dark } svg { background: #fff }
 text { font: 12px system-ui, sans-serif; fill: #333 } .title { font-weight: 600; font-size: 13px }
 .axis { stroke: #888; fill: none } .grid { stroke: #e4e4e4; fill: none }
 .s0 { color: #0b6bcb } .s1 { color: #c2571a } .s2 { color: #3c8c4a } .s3 { color: #8a4fbf }
 .s4 { color: #b03060 } .s5 { color: #7a6a00 } .s6 { color: #00808a } .s7 { color: #555 }
 path.line { stroke: currentColor; stroke-width: 2; fill: none } circle { fill: currentColor }
 @media (prefers-color-scheme: dark) {
+  svg { background: #131416 }
   text { fill: #ddd } .grid { stroke: #3a3a3a } .s0 { color: #6cb4ff } .s1 { color: #ff9f5a } .s2 { color: #7fd08d }
   .s3 { color: #c79bff } .s4 { color: #ff88b0 } .s5 { color: #d9c64a } .s6 { color: #5cd0da } .s7 { color: #bbb }
 }
@@ -148,8 +149,13 @@ def _frame(title: str, x: str, y: str, across: _Axis, up: _Axis, grid: bool = Tr
 
 
 def _svg(parts: Sequence[str]) -> str:
+    return picture(parts, _WIDTH, _HEIGHT)
+
+
+def picture(parts: Sequence[str], width: int, height: int) -> str:
+    """An SVG file of these parts, with the colours of all charts."""
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        f'height="{_HEIGHT}" role="img">\n<style>{_STYLE}</style>\n{body}\n</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">\n<style>{_STYLE}</style>\n{body}\n</svg>\n'
     )

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .timing.benchmark import Benchmark
     from .timing.benchmarking import bench
     from .training.frozen import freeze, unfreeze
+    from .training.retraining import retrain
 
 _HOME = {
     "Benchmark": "timing.benchmark",
@@ -80,6 +81,7 @@ _HOME = {
     "load_masks": "results.storage",
     "perplexity": "evaluation.language",
     "prune": "api",
+    "retrain": "training.retraining",
     "sensitivity": "evaluation.tolerance",
     "token_windows": "evaluation.language",
     "unfreeze": "training.frozen",
@@ -135,6 +137,7 @@ __all__ = [
     "load_masks",
     "perplexity",
     "prune",
+    "retrain",
     "sensitivity",
     "token_windows",
     "unfreeze",

@@ -78,12 +78,16 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """The user was warned; the work goes on."""
+    """The user was warned; the work goes on.
+
+    A warning that comes again is not shown again. The end of the run notifies once more, with the number of `times`.
+    """
 
     message: str
+    times: int = 1
 
     def __str__(self) -> str:
-        return f"warning: {self.message}"
+        return f"warning: {self.message}" + (f" ({self.times} times)" if self.times > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -276,6 +280,67 @@ class Phase:
     name: str
     seconds: float
     peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TrainingStep(Counted):
+    """One step of retraining, or one epoch where nobody knows how many steps it has."""
+
+    epoch: int
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"retraining, epoch {self.epoch}/{self.epochs}"
+
+
+@dataclass(frozen=True)
+class EpochEnded(Event):
+    """One pass over all training samples has ended. Epoch 0 is the network before retraining.
+
+    `held_out` are figures of the held-out samples: `top1` and `loss` against labels, or `kl` and `agreement` with the
+    teacher.
+    """
+
+    epoch: int
+    epochs: int
+    lr: float
+    loss: float  # mean of the training steps; NaN before the first
+    held_out: Mapping[str, float]
+
+    def __str__(self) -> str:
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in self.held_out.items())
+        return f"epoch {self.epoch}/{self.epochs}: {figures} on held-out samples"
+
+
+@dataclass(frozen=True)
+class Retrained(Event):
+    """Retraining has ended.
+
+    `measure` is the figure of the held-out samples by which `best_epoch` was chosen. `best_epoch` is 0 where no epoch
+    was better than the network before.
+    """
+
+    settings: Mapping[str, Any]
+    teacher: str | None  # the class of the dense network; None: labels
+    samples: int | None  # None: nobody knows, as with a loader
+    held_out_samples: int
+    measure: str
+    best_epoch: int
+    history: tuple[EpochEnded, ...]
+    seed: int
+    device: str
+    seconds: float  # of the last call alone
+    recalled_epochs: int  # that an earlier, interrupted call had finished
+
+    @property
+    def before(self) -> Mapping[str, float]:
+        """Figures of the held-out samples before retraining."""
+        return self.history[0].held_out
+
+    @property
+    def after(self) -> Mapping[str, float]:
+        """Figures of the held-out samples with the weights that were kept."""
+        return self.history[self.best_epoch].held_out
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from .caller import own_surroundings
+from .data.permuting import permuted
 from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.memory import Memory, memory_limits
 from .devices.phases import Phases
-from .errors import ArgumentError
+from .errors import SnowsWarning
 from .events import (
     ChannelsPermuted,
     DenseLayer,
@@ -44,9 +46,8 @@ from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read
 from .masks.statistics import CalibratedNetwork
 from .patterns import Pattern, PatternRules
 from .patterns.budgets import spread_out
-from .patterns.permutation import Permuted, permute_channels
 from .plan import Plan, PlannedLayer, make_plan
-from .recipe import Recipe
+from .recipe import LEAST_HELD_OUT, Recipe
 from .results.folder import describe, digest
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
@@ -63,7 +64,6 @@ from .solve.settings import Settings, resolve
 from .version import __version__
 
 _CHOOSING, _SOLVING = "choosing masks", "solving layers"  # phases
-_PERMUTATION_SAMPLES = 8  # on which the permuted network must give the same outputs
 
 
 @dataclass(frozen=True)
@@ -274,16 +274,23 @@ class Run:
 
     def _permute(self, given: Mapping[str, Tensor] | None) -> None:
         """Go on with the same network, its channels re-ordered for the N:M patterns of the plan."""
-        permuted = _permuted(self.model, self._prepared, self._plan, given, self.task.seed)
-        self.model = permuted.model
+        found = permuted(self.model, self._prepared, self._plan.patterns, given is not None, self.task.seed)
+        self.model = found.model
         self._prepared = self._prepare()
         self._plan = self._make_plan(given)
-        self.notify(ChannelsPermuted(permuted.kept_before, permuted.kept_after))
+        self.notify(ChannelsPermuted(found.kept_before, found.kept_after))
 
     def _split(self) -> tuple[Samples, Samples]:
         """Samples that weights are fitted to, and samples to judge them by."""
         samples, recipe = self._prepared.samples, self.task.recipe
         held_out = recipe.held_out_samples(samples.count) if self.task.readjusts else 0
+        if self.task.readjusts and recipe.held_out and held_out < LEAST_HELD_OUT:
+            warnings.warn(
+                f"there are only {samples.count} calibration samples: weights fit their noise, and losses of the "
+                f"{held_out} that are held out mean little; give some hundreds, or better a few thousand",
+                SnowsWarning,
+                stacklevel=2,
+            )
         fitted, judged = samples.split(samples.count - held_out)
         return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
 
@@ -379,19 +386,6 @@ class Run:
             flops=flops.total,
             attention_flops=flops.attention,
         )
-
-
-def _permuted(
-    model: nn.Module, prepared: Prepared, plan: Plan, given: Mapping[str, Tensor] | None, seed: int
-) -> Permuted:
-    """The same network with channels re-ordered for the N:M patterns of the plan."""
-    if given is not None:
-        raise ArgumentError("permute re-orders channels, which a given mask would not follow; leave one of them out")
-    if all(pattern.group is None for pattern in plan.patterns.values()):
-        raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
-    first = next(model.parameters())
-    args, kwargs = prepared.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
-    return permute_channels(with_weights(model, {}), prepared.graph, plan.patterns, args, kwargs, seed)
 
 
 def _versions() -> dict[str, str]:

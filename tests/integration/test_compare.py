@@ -236,7 +236,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
     "recipe": (ArgumentError, "recipe 'best' is not known", {"recipe": "best"}),
     "horizon": (ArgumentError, "horizon is -1", {"horizon": -1}),
     "labels": (ArgumentError, "labels is 'some'; expected 'model' or 'given'", {"labels": "some"}),
-    "no labels": (InputError, "labels='given', but a calibration batch", {"labels": "given"}),
+    "no labels": (InputError, "labels are needed, but a calibration batch", {"labels": "given"}),
     "layers": (ArgumentError, "layers='fc' fits no layer", {"layers": "2,fc"}),
     "layer of a pattern": (ArgumentError, "the pattern for 'fc' fits no layer", {"patterns": ("2:4, fc=1:4",)}),
     "test": (ArgumentError, "test is a list; expected a tensor", {"test": [1]}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
+import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NoReturn
@@ -139,13 +141,27 @@ def test_a_failure_leaves_nothing_behind(
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
 
 
+def check_rescued(message: str) -> None:
+    """The error says where the result is instead, and it is there."""
+    _, words, place = message.partition("; what was to be written is in ")
+    assert words
+    assert snows.load(place, make("mlp")) is not None
+    assert snows.verify(place, make("mlp")).ok
+    shutil.rmtree(place)
+
+
 STEPS = ["os.replace", "os.fsync", "pathlib.Path.write_text", "tempfile.mkdtemp"]
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("there", ["nothing", "empty", "result"])
 def test_a_full_disk_leaves_the_old_state(
-    step: str, there: str, result: snows.Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str,
+    there: str,
+    result: snows.Result,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: Any, **__: Any) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -155,11 +171,14 @@ def test_a_full_disk_leaves_the_old_state(
     elif there == "result":
         result.save(tmp_path / "out")
     before = contents(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("elsewhere")))
     monkeypatch.setattr(step, full)
-    with pytest.raises(InputError, match=r"^cannot write to .*: No space left on device$"):
+    with pytest.raises(InputError, match=r"^cannot write to .*: No space left on device") as caught:
         result.save(tmp_path / "out", compact=True, force=True)
     monkeypatch.undo()
     assert contents(tmp_path) == before
+    if step == "os.replace":  # the only step that writing elsewhere does without
+        check_rescued(str(caught.value))
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
@@ -208,13 +227,11 @@ def test_everything_is_on_the_disk_before_it_takes_its_name(
 # Replacing
 
 
-@pytest.mark.parametrize("older", ["same", "no manifest", "compact", "damaged", "behind a link"])
+@pytest.mark.parametrize("older", ["same", "compact", "damaged", "behind a link"])
 def test_force_replaces_a_result(older: str, result: snows.Result, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result.save(out, compact=older == "compact")
-    if older == "no manifest":
-        (out / "manifest.json").unlink()
-    elif older == "damaged":
+    if older == "damaged":
         (out / "report.json").write_text("{")
         (out / "model.safetensors").unlink()
     elif older == "behind a link":
@@ -231,13 +248,32 @@ def test_force_takes_a_new_folder(result: snows.Result, tmp_path: Path) -> None:
     check_folder(result.save(tmp_path / "out", force=True), result)
 
 
+NOT_OURS = r"has no whole manifest of snows, so nothing says which files may be replaced"
 FOREIGN = {
-    "file": r"was not written by snows",
-    "folder": r"was not written by snows",
-    "json": r"was not written by snows",
-    "another manifest": r"was not written by snows",
+    "file": NOT_OURS,
+    "folder": NOT_OURS,
+    "json": NOT_OURS,
+    "another manifest": NOT_OURS,
+    "no manifest": NOT_OURS,
+    "damaged manifest": NOT_OURS,
+    "a folder named as a file of ours": r"holds more than a result of snows \(report\.html\), which would be lost",
+    "a link named as a file of ours": r"holds more than a result of snows \(report\.html\), which would be lost",
+    "a file that is not in the manifest": r"holds more than a result of snows \(model\.compact\.safetensors\), which",
     "more": r"holds more than a result of snows \(checkpoints, note\.txt\), which would be lost",
 }
+
+
+def replace_one_file(out: Path, kind: str) -> None:
+    """Something of the user's, by a name that snows uses."""
+    if kind == "a file that is not in the manifest":
+        (out / "model.compact.safetensors").write_text("mine")
+        return
+    (out / "report.html").unlink()
+    if kind.startswith("a folder"):
+        (out / "report.html").mkdir()
+        (out / "report.html" / "thesis.txt").write_text("mine")
+    else:
+        (out / "report.html").symlink_to(out / "recipe.json")
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -245,6 +281,12 @@ def test_force_refuses_what_is_not_ours(kind: str, result: snows.Result, tmp_pat
     out = tmp_path / "out"
     if kind == "file":
         out.write_text("mine")
+    elif kind.startswith("a "):
+        replace_one_file(result.save(out), kind)
+    elif kind == "no manifest":
+        (result.save(out) / "manifest.json").unlink()
+    elif kind == "damaged manifest":
+        (result.save(out) / "manifest.json").write_text("{}")
     elif kind == "more":
         result.save(out)
         (out / "checkpoints").mkdir()
@@ -254,7 +296,7 @@ def test_force_refuses_what_is_not_ours(kind: str, result: snows.Result, tmp_pat
         name = {"json": "report.json", "another manifest": "manifest.json"}.get(kind, "note.txt")
         (out / name).write_text('{"schema": 1, "layers": [], "files": {}}')
     before = contents(tmp_path)
-    with pytest.raises(InputError, match=rf"out {FOREIGN[kind]}; choose another folder or remove it first$"):
+    with pytest.raises(InputError, match=rf"out {FOREIGN[kind]}.*; choose another folder or remove it first$"):
         result.save(out, force=True)
     assert contents(tmp_path) == before
 
@@ -283,7 +325,11 @@ def test_a_result_that_was_changed_after_pruning_is_not_saved(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_parent_that_is_a_file(result: snows.Result, tmp_path: Path) -> None:
+def test_a_parent_that_is_a_file(
+    result: snows.Result, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("elsewhere")))
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match=r"^cannot write to "):
+    with pytest.raises(InputError, match=r"^cannot write to ") as caught:
         result.save(tmp_path / "file" / "out")
+    check_rescued(str(caught.value))

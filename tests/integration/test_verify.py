@@ -324,6 +324,13 @@ CONTENTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "another pattern": (
         lambda f: change_report(f, lambda r: r["layers"][0].update(pattern="1:3")), "2.weight cannot be 1:3: its 8",
     ),
+    **{
+        f"an impossible pattern, {pattern}": (
+            lambda f, pattern=pattern: change_report(f, lambda r: r["layers"][0].update(pattern=pattern)),
+            "2.weight has an impossible pattern in the report: ",
+        )
+        for pattern in ("5:4", "0:4", "2:4:6", 1.5, "-1:4", "dense", None)
+    },
     "no recipe": (lambda f: (f / "recipe.json").write_text('{"schema": 1, "steps": 1}'), "unknown choice steps"),
     "no text": (lambda f: (f / "recipe.json").write_bytes(b"\xff\xfe"), "no text in UTF-8"),
     "no probe inside": (lambda f: save_file({"a": torch.ones(1)}, f / "probe.safetensors"), "it holds no call"),

@@ -23,7 +23,7 @@ NAMES = [
     "NetworkMethod", "Pattern", "Random", "Recipe", "Report", "Result", "Sensitivity", "SnowsError", "SnowsWarning",
     "SparseGPT", "Unstructured", "Verification", "Wanda", "WoodFisher", "__version__", "attention_map", "bench",
     "check_mask_method", "compare", "evaluate", "export", "freeze", "inspect", "linear_probe", "load", "load_masks",
-    "perplexity", "prune", "sensitivity", "token_windows", "unfreeze", "verify",
+    "perplexity", "prune", "retrain", "sensitivity", "token_windows", "unfreeze", "verify",
 ]  # fmt: skip
 FLAGS = {
     "prune": [
@@ -47,6 +47,11 @@ FLAGS = {
     "sensitivity": [
         "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
         "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+    ],
+    "retrain": [
+        "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
+        "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
+        "--amp", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "bench": [
@@ -82,7 +87,7 @@ def test_flags_of_the_command_line() -> None:
     }
     assert found == FLAGS
     for name, entry in commands.items():
-        wanted = ["directory"] if name in ("verify", "export", "bench") else ["model"]
+        wanted = ["directory"] if name in ("verify", "export", "bench", "retrain") else ["model"]
         assert [p.name for p in entry.params if p.param_type_name == "argument"] == wanted
         assert all(p.help for p in entry.params if p.param_type_name == "option")
 

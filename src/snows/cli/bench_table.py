@@ -94,7 +94,8 @@ def _takers(layers: Iterable[LayerBenchmark]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for layer in layers:
         for engine, refusal in layer.elsewhere.items():
-            if refusal is None and not (layer.kernel and engine.startswith(f"torch {layer.kernel.split(',')[0]}")):
+            here = layer.kernel is not None and engine.startswith(f"torch {layer.kernel.partition(',')[0]}")
+            if refusal is None and not here:
                 found.setdefault(engine, []).append(layer.name)
     return found
 

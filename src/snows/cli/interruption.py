@@ -19,18 +19,29 @@ def keeping_layers(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise Interrupted(_kept_layers(folder)) from stop
+        from ..results.journal import kept_solves
+
+        raise Interrupted(kept_solves(folder, "--resume DIR", "command")) from stop
 
 
-def _kept_layers(folder: Path | None) -> str:
+@contextmanager
+def keeping_epochs(folder: Path | None) -> Iterator[None]:
+    """Within, Ctrl-C raises `Interrupted`, which says how many epochs the folder of --resume holds."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise Interrupted(_kept_epochs(folder)) from stop
+
+
+def _kept_epochs(folder: Path | None) -> str:
     if folder is None:
-        return "nothing was saved; --resume DIR keeps finished layers"
-    from ..results.journal import count_solves
+        return "nothing was saved; --resume DIR keeps finished epochs"
+    from ..training.checkpoints import finished_epochs
 
-    solves = count_solves(folder)
-    if not solves:
-        return f"no layer was finished; {folder} holds nothing to continue from"
-    return f"{solves} layer {'solve is' if solves == 1 else 'solves are'} kept in {folder}; the same command continues"
+    epochs = finished_epochs(folder)
+    if not epochs:
+        return f"no epoch was finished; {folder} holds nothing to continue from"
+    return f"{epochs} {'epoch is' if epochs == 1 else 'epochs are'} kept in {folder}; the same command continues"
 
 
 def kept_cells(finished: int, folder: Path | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from ..devices.allocation import keep_freed_memory
-from ..errors import ArgumentError, SnowsError, SnowsWarning
+from ..errors import ArgumentError, SnowsError, SnowsWarning, one_line, printable
 from .commands import app
 from .interruption import STATUS, Interrupted
 
@@ -66,8 +66,8 @@ def _failure(error: Exception) -> tuple[str | None, int]:
 
 def _fail(sentence: str, status: int) -> NoReturn:
     if "--debug" in sys.argv:  # not from the parsed flags: parsing them may be what failed
-        traceback.print_exc()
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+        print(printable(traceback.format_exc()), file=sys.stderr)
+    print(f"error: {one_line(sentence)}", file=sys.stderr)
     sys.exit(status)
 
 

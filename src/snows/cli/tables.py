@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from ..errors import one_line, printable
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from ..graph.flops import FlopCount
     from ..results.report import Report
     from ..results.verification import Verification
+
+_TITLES = {"top1": "top-1", "top5": "top-5", "kl": "KL to dense"}
 
 
 def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
@@ -35,35 +41,35 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
     )
     if report.network_flops:
         console.print(f"  {_flops(report.flops)}")
-    if report.recalled_solves:
-        console.print(f"  {report.recalled_solves} solves were finished before and are not in this time")
-    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
-    if rejected:
-        solves = sum(len(layer.solves) for layer in report.layers)
-        console.print(
-            f"  {rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
-        )
-    if report.permutation:
-        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
-        console.print(f"  channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}")
-    for layer in report.dense_layers:
-        console.print(f"  left dense: {layer.name}: {layer.reason}")
+    for line in _prune_notes(report):
+        console.print(f"  {line}")
     if out is None:
         console.print("Nothing was saved: pass --out DIR to keep the result.")
     else:
         console.print(f"Saved to {out}")
 
 
+def _prune_notes(report: Report) -> Iterator[str]:
+    """What else is worth knowing of a run."""
+    if report.recalled_solves:
+        yield f"{report.recalled_solves} solves were finished before and are not in this time"
+    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
+    if rejected:
+        solves = sum(len(layer.solves) for layer in report.layers)
+        yield f"{rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
+    if report.permutation:
+        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
+        yield f"channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}"
+    yield from (f"warned: {said}" for said in report.warnings if said.endswith(" times)"))  # others were shown
+    yield from (f"left dense: {layer.name}: {layer.reason}" for layer in report.dense_layers)
+
+
 def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
-    titles = {
-        "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity", "agreement": "agreement",
-        "kl": "KL to dense",
-    }  # fmt: skip
     table = Table(title=None if samples is None else f"{samples} samples")
     table.add_column("network")
     columns = [key for key in rows[0] if key != "network"]
     for key in columns:
-        table.add_column(titles.get(key, key), justify="right")
+        table.add_column(_TITLES.get(key, key), justify="right")
     for row in rows:
         table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table
@@ -77,7 +83,7 @@ def _figure(key: str, value: float) -> str:
 
 def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bool) -> None:
     if as_json or markdown:
-        print(found.to_json() if as_json else found.to_markdown().rstrip())
+        print(found.to_json() if as_json else printable(found.to_markdown().rstrip()))
         return
     if quiet:
         return
@@ -100,6 +106,27 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
         console.print(f"{found.reused} of {len(found.pruned)} were there already.")
 
 
+def print_retraining(report: Report, out: Path) -> None:
+    console = make_console()
+    if report.evaluation:
+        console.print(evaluation_table(report.evaluation, None))
+    done = report.retraining
+    if done is None:
+        return
+    before, after = (
+        ", ".join(f"{_TITLES.get(name, name)} {_figure(name, value)}" for name, value in figures.items())
+        for figures in (done.before, done.after)
+    )
+    console.print(f"{done.held_out_samples} held-out samples: {before} before, {after} after retraining")
+    chosen = (
+        f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "before: no epoch was better"
+    )
+    console.print(f"  kept are the weights of {chosen} (judged by {_TITLES.get(done.measure, done.measure)})")
+    if done.recalled_epochs:
+        console.print(f"  {done.recalled_epochs} epochs were finished before and are not in the {done.seconds:.0f} s")
+    console.print(f"Saved to {out}")
+
+
 def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
     """Columns to leave out, the least important first, so that the others fit. Long names are folded."""
     longest = [max(len(row[index]) for row in [titles, *rows]) for index in range(len(titles))]
@@ -112,17 +139,38 @@ def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]
     return left_out
 
 
+def _beside_whole_names(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """Columns to leave out, the least important first, so that the names of layers fit as they are."""
+    longest = {title: max(len(row[index]) for row in [titles, *rows]) for index, title in enumerate(titles)}
+    left_out: list[str] = []
+    for title in ("curvature", "K", "memory", "shape"):
+        if sum(size + 3 for name, size in longest.items() if name not in left_out) + 1 > width:
+            left_out.append(title)
+    return left_out
+
+
 def print_inspection(found: Inspection) -> None:
     console = make_console()
+    titles = ["layer", "shape", "pattern", "K", "curvature", "memory", "time"]
+    rows = [
+        [
+            layer.name, "x".join(map(str, layer.shape)), layer.pattern, str(layer.horizon), layer.curvature,
+            f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s",
+        ]
+        for layer in found.layers
+        if layer.pattern is not None
+    ]  # fmt: skip
+    left_out = _beside_whole_names(titles, rows, console.width)
+    shown = [index for index, title in enumerate(titles) if title not in left_out]
     table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
-    for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
-        table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
-    for layer in found.layers:
-        if layer.pattern is not None:
-            memory, seconds = f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s"
-            shape = "x".join(map(str, layer.shape))
-            table.add_row(layer.name, shape, layer.pattern, str(layer.horizon), layer.curvature, memory, seconds)
+    for index in shown:
+        left = titles[index] in ("layer", "shape", "pattern", "curvature")
+        table.add_column(titles[index], justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[index] for index in shown))
     console.print(table)
+    if left_out:
+        console.print(f"Too wide for this terminal: {', '.join(left_out)}; --json shows them.")
     for layer in found.layers:
         if layer.pattern is None:
             console.print(f"  left dense: {layer.name} ({'x'.join(map(str, layer.shape))}): {layer.reason}")
@@ -177,13 +225,24 @@ def print_verification(directory: Path, found: Verification, as_json: bool, quie
     if quiet:
         return
     for finding in found.findings:
-        print(finding)
+        say(finding)
     for note in found.notes:
-        print(f"note: {note}")
+        say(f"note: {note}")
     if found.ok:
-        print(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
+        say(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
 
 
 def make_console() -> Console:
-    """Names of layers and files are printed as they are, not read as markup."""
-    return Console(markup=False, highlight=False)
+    """Names of layers and files are not read as markup, nor obeyed by the terminal."""
+    return _Console(markup=False, highlight=False)
+
+
+def say(text: str) -> None:
+    """One line of plain text."""
+    print(one_line(text))
+
+
+class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        """All text that is printed, cells of tables included."""
+        return super().render_str(printable(text), **options)

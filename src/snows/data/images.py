@@ -3,35 +3,59 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, SnowsWarning
+from ..reading import check_unpacked, entries, is_folder, open_file
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM")  # others may start a program, as EPS does
 _RESIZED = 256 / 224  # the shorter side before the crop, as for ImageNet
+_MOST_PIXELS = 8 * 10**7  # Pillow warns a little above
+_LARGEST_FILE = 1 << 30  # bytes
+_MANY_PIXELS = 10**7  # of an image that is decoded alone
+_LONGEST = 4  # sides: beyond that the ends of an image are cut off before it is resized, as the crop would anyway
+_ONE_LARGE_IMAGE = Lock()
 
 
-def labeled_files(root: Path) -> list[tuple[Path, int]]:
-    """The images of a folder with one folder inside per class, in the order of their names; labels count classes."""
-    if not root.is_dir():
+def image_files(root: Path) -> list[tuple[Path, int | None]]:
+    """The images of a folder, in the order of their names, with labels: one folder inside per class counts classes.
+
+    Where no class folder has an image, the images of the folder itself are taken, without labels.
+    """
+    if not is_folder(root):
         raise InputError(f"there is no folder {root}")
-    classes = sorted(entry for entry in root.iterdir() if entry.is_dir())
-    files = [
+    flat = [entry for entry in entries(root) if entry.suffix.lower() in _SUFFIXES and not is_folder(entry)]
+    labeled = _labeled_files(root)
+    if flat and labeled:
+        warnings.warn(
+            f"{root} has images in class folders and {len(flat)} beside them, which are left out",
+            SnowsWarning,
+            stacklevel=3,
+        )
+    if not flat and not labeled:
+        raise InputError(f"{root} has no images, neither itself nor in class folders ({root}/CLASS/image.jpg)")
+    return [*labeled] or [(file, None) for file in flat]
+
+
+def _labeled_files(root: Path) -> list[tuple[Path, int]]:
+    classes = [entry for entry in entries(root) if is_folder(entry)]
+    return [
         (file, label)
         for label, folder in enumerate(classes)
         for file in sorted(folder.rglob("*"))
         if file.suffix.lower() in _SUFFIXES
     ]
-    if not files:
-        raise InputError(f"{root} has no images in class folders (expected {root}/CLASS/image.jpg)")
-    return files
 
 
 def read_images(files: Sequence[Path], size: int) -> np.ndarray:
@@ -42,26 +66,33 @@ def read_images(files: Sequence[Path], size: int) -> np.ndarray:
 
 def decode_jpegs(jpeg: np.ndarray, offsets: np.ndarray, path: Path) -> np.ndarray:
     """Pixels (n x height x width x 3) of images of one size, whose bytes follow each other."""
-    image = _pillow()
     if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "ui" or offsets.ndim != 1:
         raise InputError(
             f"{path}: jpeg is {jpeg.dtype} and offsets {offsets.dtype}; expected the bytes of all files one after the "
             "other (uint8), and whole numbers: where each file begins, and where the last one ends"
         )
+    count = len(offsets) - 1
 
-    def decode(i: int) -> np.ndarray:
-        try:
-            with image.open(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes())) as picture:
-                return np.asarray(_as_rgb(picture))
-        except Exception as error:  # damaged images raise many kinds
-            raise InputError(f"{path}: image {i} cannot be decoded: {reason(error)}") from error
+    def opened(i: int) -> Any:
+        return _opened(io.BytesIO(jpeg[offsets[i] : offsets[i + 1]].tobytes()))
 
-    with ThreadPoolExecutor() as pool:
-        pictures = list(pool.map(decode, range(len(offsets) - 1)))
-    shapes = {picture.shape for picture in pictures}
-    if len(shapes) != 1:
-        raise InputError(f"{path}: the images have {len(shapes)} different sizes; expected one")
-    return np.stack(pictures)
+    def each(look: Callable[[Any], Any]) -> list[Any]:
+        def one(i: int) -> Any:
+            try:
+                with opened(i) as picture:
+                    return look(picture)
+            except Exception as error:  # damaged images raise many kinds
+                raise InputError(f"{path}: image {i} cannot be decoded: {reason(error)}") from error
+
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(one, range(count)))
+
+    sizes = set(each(lambda picture: picture.size))
+    if len(sizes) != 1:
+        raise InputError(f"{path}: the images have {len(sizes)} different sizes; expected one")
+    width, height = sizes.pop()
+    check_unpacked(path, len(jpeg), 3 * count * width * height)
+    return np.stack(each(_pixels))
 
 
 def as_inputs(pixels: np.ndarray) -> Tensor:
@@ -81,16 +112,50 @@ def reason(error: Exception) -> str:
 
 
 def _read_image(file: Path, size: int) -> np.ndarray:
-    image = _pillow()
-    try:
-        with image.open(file) as picture:
-            picture = _as_rgb(picture)
-    except Exception as error:  # damaged images raise many kinds
-        raise InputError(f"{file} cannot be read as an image: {reason(error)}") from error
+    with open_file(file, _LARGEST_FILE) as stream:
+        try:
+            with _opened(stream) as picture:
+                picture = _without_far_ends(_decoded(picture))
+        except Exception as error:  # damaged images raise many kinds
+            raise InputError(f"{file} cannot be read as an image: {reason(error)}") from error
     scale = round(size * _RESIZED) / min(picture.size)
     resized = picture.resize((max(size, round(picture.width * scale)), max(size, round(picture.height * scale))))
     left, top = (resized.width - size) // 2, (resized.height - size) // 2
     return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def _opened(stream: IO[bytes]) -> Any:
+    """An image of which only the header is read; its size is checked before the pixels are."""
+    pillow = _pillow()
+    try:
+        picture = pillow.open(stream, formats=_FORMATS)
+    except pillow.UnidentifiedImageError as error:  # it names the stream only
+        raise ValueError(f"it is none of {', '.join(_FORMATS)}") from error
+    if picture.width * picture.height > _MOST_PIXELS:
+        raise ValueError(f"it has {picture.width} x {picture.height} pixels; expected at most {_MOST_PIXELS:,}")
+    return picture
+
+
+def _decoded(picture: Any) -> Any:
+    """As RGB. Large images one at a time, whatever the number of threads."""
+    alone: AbstractContextManager[Any] = nullcontext()
+    if picture.width * picture.height > _MANY_PIXELS:
+        alone = _ONE_LARGE_IMAGE
+    with alone:
+        return _as_rgb(picture)
+
+
+def _pixels(picture: Any) -> np.ndarray:
+    return np.asarray(_decoded(picture))
+
+
+def _without_far_ends(picture: Any) -> Any:
+    """The middle of an image that is very long or very high."""
+    most = _LONGEST * min(picture.size)
+    left, top = (max(0, (side - most) // 2) for side in picture.size)
+    if left == top == 0:
+        return picture
+    return picture.crop((left, top, picture.width - left, picture.height - top))
 
 
 def _as_rgb(picture: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ..errors import ArgumentError, InputError
+from ..reading import look, read_json
 
 KIND = "snows.bench/1"
 SUFFIX = ".json"  # no layer or glob ends so
@@ -14,13 +14,10 @@ SUFFIX = ".json"  # no layer or glob ends so
 def read_layer_list(path: str | Path) -> tuple[str, ...]:
     """The layers that were faster sparse."""
     file = Path(path)
-    if not file.is_file():
+    if look(file) is None:
         raise InputError(f"layers is {path}, and there is no such file; expected one that snows bench wrote")
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read {path}: {error}") from error
-    names = found.get("prune") if isinstance(found, dict) and found.get("kind") == KIND else None
+    found = read_json(file)
+    names = found.get("prune") if found.get("kind") == KIND else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path} was not written by snows bench; expected its file with the kind {KIND}")
     if not names:

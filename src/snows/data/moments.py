@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..graph import Layer
 from ..linalg.gram import damped
+from ..linalg.large import cholesky, cholesky_solve, product
 
 _PATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # formed at once: caches like few, a GPU large products
 _WIDE = 1024  # columns from which on the symmetry of a Gram matrix saves time
@@ -22,6 +23,7 @@ class Moments:
     gram: Tensor  # groups x columns x columns
     cross: Tensor  # groups x columns x outputs of a group
     energy: float = 0.0  # mean square of the target outputs, summed over groups and outputs
+    positions: int = 1  # that were averaged
 
     @classmethod
     def collect(cls, pairs: Iterable[tuple[Tensor, Tensor]]) -> Moments:
@@ -29,16 +31,16 @@ class Moments:
         gram = cross = torch.zeros((), dtype=torch.float64)
         energy, count = 0.0, 0
         for x, y in pairs:
-            gram, cross = _add(gram, second_moment(x)), _add(cross, x.transpose(1, 2) @ y)
+            gram, cross = _add(gram, second_moment(x)), _add(cross, product(x.transpose(1, 2), y))
             energy += float(torch.linalg.vector_norm(y, dtype=torch.promote_types(y.dtype, torch.float32))) ** 2
             count += x.shape[1]
-        return cls(gram.div_(count), cross.div_(count), energy / count)
+        return cls(gram.div_(count), cross.div_(count), energy / count, count)
 
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
         """The unpruned least-squares weights (rows x columns), damped towards `weight`."""
         start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
-        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
-        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
+        factor, _ = cholesky(damped(self.gram, relative_damping))
+        change = cholesky_solve(self.cross - product(self.gram, start), factor)
         refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
         return refitted
 
@@ -57,12 +59,12 @@ def second_moment(x: Tensor) -> Tensor:
     """
     columns = x.shape[-1]
     if columns < _WIDE or x.device.type != "cpu" or len(x) > 1:
-        return x.transpose(1, 2) @ x
+        return product(x.transpose(1, 2), x)
     half = columns // 2
     left, right = x[..., :half], x[..., half:]
     moment = x.new_empty(len(x), columns, columns)
     moment[:, :half, :half], moment[:, half:, half:] = second_moment(left), second_moment(right)
-    torch.bmm(left.transpose(1, 2), right, out=moment[:, :half, half:])
+    moment[:, :half, half:] = product(left.transpose(1, 2), right)
     moment[:, half:, :half] = moment[:, :half, half:].transpose(1, 2)
     return moment
 

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from ..errors import ArgumentError, InputError, SnowsWarning
 from .batches import batches_of, call_arguments, has_rows, labels_of, sample_count
 
-_WHAT = "calibration"  # data, in messages
 _READ_AT_ONCE = 256
 _LARGEST_NORMALIZED = 16  # normalized pixels stay far below
 
@@ -97,71 +96,71 @@ def check_seed(seed: object) -> None:
         raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
 
 
-def read_samples(calibration: Any, model: nn.Module, with_labels: bool = False) -> Samples:
+def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration") -> Samples:
     """Read a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts).
 
-    Labels are only read with `with_labels`: the second item of a tuple, or the entry of a dict with such a name.
+    Labels are only read with `with_labels`: the second item of a tuple, or the entry of a dict with such a name. `what`
+    the samples are for is said in messages.
     """
     signature = inspect.signature(model.forward)
     batches: list[_Batch] = []
-    for given in batches_of(calibration, _WHAT, _READ_AT_ONCE):
-        batch = _read_batch(given, signature, with_labels)
+    for given in batches_of(data, what, _READ_AT_ONCE):
+        batch = _read_batch(given, signature, with_labels, what)
         if batches and batch.spec != batches[0].spec:
-            raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
+            raise InputError(f"{what} batches differ in their structure; expected the same keys and types in each")
         batches.append(batch)
     count = sum(batch.count for batch in batches)
     if count == 0:
-        raise InputError("the calibration data has no batches; give at least one (a few thousand samples work best)")
-    leaves = [_join(column) for column in zip(*(batch.leaves for batch in batches), strict=True)]
+        raise InputError(f"the {what} data has no batches; give at least one (a few thousand samples work best)")
+    leaves = [_join(column, what) for column in zip(*(batch.leaves for batch in batches), strict=True)]
     labels = [batch.labels for batch in batches if batch.labels is not None]
     samples = Samples(leaves, batches[0].spec, count, torch.cat(labels) if with_labels else None)
-    _check_values(samples)
+    _check_values(samples, what)
     return samples
 
 
-def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool) -> _Batch:
-    leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, _WHAT))
-    count = sample_count(leaves, f"a calibration batch of type {type(batch).__name__}")
-    return _Batch(leaves, spec, count, _labels(batch, count) if with_labels else None)
+def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:
+    leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, what))
+    count = sample_count(leaves, f"a {what} batch of type {type(batch).__name__}")
+    return _Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
 
 
-def _labels(batch: Any, count: int) -> Tensor:
+def _labels(batch: Any, count: int, kind: str) -> Tensor:
     labels = labels_of(batch)
     if not isinstance(labels, Tensor) or labels.shape != (count,) or labels.is_floating_point():
         what = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else "none"
         raise InputError(
-            f"labels='given', but a calibration batch of {count} samples has {what}; expected batches (inputs, labels) "
+            f"labels are needed, but a {kind} batch of {count} samples has {what}; expected batches (inputs, labels) "
             "with one whole number for each sample, or a dict with the key 'labels'"
         )
     return labels.detach().cpu().long()
 
 
-def _join(column: tuple[Any, ...]) -> Any:
+def _join(column: tuple[Any, ...], what: str) -> Any:
     """One leaf of all batches: their rows together, or the value that they share."""
     if not has_rows(column[0]):
         return column[0]
     if not all(has_rows(value) for value in column):
-        raise InputError("calibration batches differ in their structure; expected the same keys and types in each")
+        raise InputError(f"{what} batches differ in their structure; expected the same keys and types in each")
     shapes = {tuple(value.shape[1:]) for value in column}
     if len(shapes) > 1:
         raise InputError(
-            f"calibration batches differ in the shape of their samples: {sorted(shapes)}; "
-            "resize or pad them to one shape"
+            f"{what} batches differ in the shape of their samples: {sorted(shapes)}; resize or pad them to one shape"
         )
     parts = [value.detach().cpu() for value in column]
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # a single batch may be large: no copy
 
 
-def _check_values(samples: Samples) -> None:
+def _check_values(samples: Samples, what: str) -> None:
     for leaf in samples.leaves:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
             continue
         low, high = (float(end) for end in leaf.aminmax())  # NaN if there is one
         if not math.isfinite(low) or not math.isfinite(high):
-            raise InputError("the calibration data contains NaN or infinity; remove those samples")
+            raise InputError(f"the {what} data contains NaN or infinity; remove those samples")
         if leaf.ndim == 4 and low >= 0 and high > _LARGEST_NORMALIZED:
             warnings.warn(
-                f"the calibration images look unnormalized (from {low:g} to {high:g}); "
+                f"the {what} images look unnormalized (from {low:g} to {high:g}); "
                 "use the same preprocessing as in training",
                 SnowsWarning,
                 stacklevel=4,

@@ -47,7 +47,11 @@ def run(model: nn.Module, call: Call) -> Any:
 
 def scores(model: nn.Module, call: Call | Tensor) -> Tensor:
     """The model's scores for these samples: its output, the output's `logits`, or its first entry."""
-    output = run(model, call if isinstance(call, Call) else Call((call,), {}, None, len(call)))
+    return scores_of(run(model, call if isinstance(call, Call) else Call((call,), {}, None, len(call))))
+
+
+def scores_of(output: Any) -> Tensor:
+    """The scores in what a model returned."""
     tensor = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if tensor is None and isinstance(output, Mapping):
         tensor = next(iter(output.values()), None)

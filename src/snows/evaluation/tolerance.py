@@ -26,6 +26,7 @@ from ..patterns import Pattern, PatternRules, Unstructured, parse_pattern
 from ..patterns.budgets import refits
 from ..patterns.curves import KIND, SCHEMA, Curves
 from ..plan import Names, as_names, make_plan
+from ..results.files import write_or_rescue, write_whole
 from ..results.report import finite
 from ..version import __version__
 
@@ -129,13 +130,13 @@ class Sensitivity:
 
     def save(self, path: str | Path) -> None:
         """Write the file that patterns read: "0.7 measured=FILE"."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_or_rescue(Path(path), self.to_json().encode())
 
     def to_html(self, path: str | Path) -> None:
         """Write the curves of all layers as a page for a browser."""
         from .charts import render
 
-        Path(path).write_text(render(self.to_dict()), encoding="utf-8")
+        write_whole(Path(path), render(self.to_dict()).encode())
 
 
 def sensitivity(

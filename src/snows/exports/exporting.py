@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError
-from ..reading import read_json
-from ..results.files import new_folder
+from ..reading import entries, is_file, is_folder, look, read_json
+from ..results.files import check_writable, mend, new_folder
 from ..results.manifest import MANIFEST
 from ..version import __version__
 from .base import Written, blamed_on
@@ -100,6 +100,7 @@ def export(
     folder = Path(directory)
     place = Path(out) if out is not None else folder.with_name(f"{folder.resolve().name}-{to.replace(':', 'of')}")
     _refuse_existing(place, force)
+    check_writable(place)
     saved = read_saved(folder, model)
     writer = import_module(f".{form.module}", __package__)
     with new_folder(place) as unfinished:
@@ -118,16 +119,18 @@ def export(
 
 def _refuse_existing(place: Path, force: bool) -> None:
     """Refuse a place that is taken. With `force`, a folder that holds an export and nothing else is accepted."""
-    if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+    mend(place)
+    if look(place) is None or (is_folder(place) and not entries(place)):
         return
     if not force:
         raise InputError(f"{place} exists; choose another folder, or say that it may be replaced (--force)")
-    if not place.is_dir() or not (place / ABOUT).is_file():
+    if not is_folder(place) or not is_file(place / ABOUT):
         raise InputError(f"{place} is no export of snows, so it is not replaced; choose another folder")
     about = read_json(place / ABOUT)
     files = about.get("files") if about.get("schema") == _SCHEMA else None
-    known = {*files, ABOUT} if isinstance(files, dict) else set()
-    others = [name for name in file_names(place) if name not in known]
+    known = {Path(name) for name in (*files, ABOUT)} if isinstance(files, dict) else set()
+    known |= {folder for name in known for folder in name.parents}
+    others = [str(path.relative_to(place)) for path in sorted(place.rglob("*")) if path.relative_to(place) not in known]
     if others:
         raise InputError(f"{place} holds more than an export ({', '.join(others[:3])}), which would be lost")
 

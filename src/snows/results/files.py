@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import safetensors
 
 from ..errors import InputError
+from ..reading import entries, is_folder, look
+
+_ASIDE = "-old"  # ends the hidden name of a folder that is being replaced
+
+
+class CannotWriteError(InputError):
+    """A place cannot be written to."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -27,29 +36,133 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(unfinished, path)
         _flush_folder(path.parent)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from error
     finally:
         if unfinished is not None:
             Path(unfinished).unlink(missing_ok=True)  # only there after a failure
 
 
+def write_or_rescue(path: Path, data: bytes) -> None:
+    """The same; where it fails, the file is written to a temporary folder, and the error says where."""
+
+    def write(folder: Path) -> None:
+        (folder / path.name[-100:]).write_bytes(data)
+
+    try:
+        write_whole(path, data)
+    except CannotWriteError as error:
+        raise rescued(error, write) from error
+
+
+def rescued(error: InputError, write: Callable[[Path], None]) -> InputError:
+    """The error, and where `write` has put the work that would be lost otherwise."""
+    try:
+        place = Path(tempfile.mkdtemp(prefix="snows-rescued-"))
+    except OSError:
+        return error
+    try:
+        write(place)
+        _flush(place)
+    except BaseException as another:
+        shutil.rmtree(place, ignore_errors=True)
+        if isinstance(another, Exception):  # the first one says what to do
+            return error
+        raise
+    return InputError(f"{error}; what was to be written is in {place}")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse, before any work, a file or folder that could not be written in the end. Leaves nothing behind."""
+    place = _behind_links(path)
+    if os.path.ismount(place):
+        raise CannotWriteError(f"cannot write to {path}: it is a mount point; choose a folder inside of it")
+    made = [folder for folder in place.parents if look(folder) is None]
+    nearest = place.parents[len(made)]
+    if not is_folder(nearest):
+        raise CannotWriteError(f"cannot write to {path}: {nearest} is no folder")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _require_movable(place)
+        trial = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        trial.rename(trial.with_name(f"{trial.name}{_ASIDE}")).rmdir()
+    except OSError as error:
+        raise CannotWriteError(f"cannot write to {path}: {error.strerror}") from error
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def _require_movable(place: Path) -> None:
+    """In folders such as /tmp only the owner of an entry may rename it."""
+    folder, there = place.parent.stat(), look(place)
+    own = os.geteuid() if hasattr(os, "geteuid") else 0
+    if there is not None and folder.st_mode & stat.S_ISVTX and own not in (0, folder.st_uid, there.st_uid):
+        raise PermissionError(errno.EPERM, "it belongs to another user")
+
+
 @contextmanager
 def new_folder(directory: Path) -> Iterator[Path]:
     """A temporary folder to fill, which takes the place of `directory` at the end, when it is safely on the disk."""
-    place = directory.resolve()  # the folder behind a link
+    place = _behind_links(directory)
+    before = _content(place)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     except OSError as error:
-        raise InputError(f"cannot write to {directory.parent}: {error.strerror}") from error
+        raise CannotWriteError(f"cannot write to {directory.parent}: {error.strerror}") from error
     try:
         yield unfinished
         _flush(unfinished)
+        if _content(place) != before:
+            raise CannotWriteError(f"cannot write to {directory}: something else was written there meanwhile")
         _move_to(unfinished, place)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot write to {directory}: {getattr(error, 'strerror', None) or error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise CannotWriteError(f"cannot write to {directory}: {reason}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _behind_links(path: Path) -> Path:
+    """The place that a link points to, whether or not something is there."""
+    look(path)  # refuses a loop of links
+    return Path(os.path.realpath(path))
+
+
+def _content(place: Path) -> list[Path]:
+    return sorted(place.rglob("*")) if is_folder(place) else []
+
+
+def mend(directory: Path) -> None:
+    """Finish a replacement that was cut off between its two renames, when the folder had hidden names only.
+
+    Raises:
+        InputError: That is so, and the names cannot be changed here.
+    """
+    place = _behind_links(directory)
+    if look(place) is not None or not is_folder(place.parent):
+        return
+    beginning = f".{place.name}-"
+    try:
+        beside = entries(place.parent)
+    except InputError:  # no permission to look
+        return
+    for old in beside:
+        if not (old.name.startswith(beginning) and old.name.endswith(_ASIDE) and is_folder(old)):
+            continue
+        new = old.with_name(old.name.removesuffix(_ASIDE))
+        whole = new if is_folder(new) else old
+        try:
+            os.replace(whole, place)
+        except OSError as error:
+            raise InputError(
+                f"{directory} is not there: saving it was interrupted, and its content is in {whole}, which cannot be "
+                f"renamed ({error.strerror})"
+            ) from error
+        if whole != old:
+            shutil.rmtree(old, ignore_errors=True)
+        return
 
 
 def _flush(folder: Path) -> None:
@@ -82,7 +195,7 @@ def _move_to(unfinished: Path, place: Path) -> None:
         os.replace(unfinished, place)
         _flush_folder(place.parent)
         return
-    old = unfinished.with_name(f"{unfinished.name}-old")
+    old = unfinished.with_name(f"{unfinished.name}{_ASIDE}")
     os.replace(place, old)
     try:
         os.replace(unfinished, place)

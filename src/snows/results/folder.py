@@ -22,7 +22,14 @@ from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
 # Settings that are digests, whose values mean nothing to a reader.
-_DIGESTS = {"weights": "the model's weights", "calibration": "the calibration samples", "test": "the test samples"}
+_DIGESTS = {
+    "weights": "the model's weights",
+    "calibration": "the calibration samples",
+    "test": "the test samples",
+    "training": "the training samples",
+    "held_out": "the held-out samples",
+    "teacher": "the teacher's weights",
+}
 
 
 @dataclass(frozen=True)

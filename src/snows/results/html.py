@@ -37,6 +37,7 @@ def render(report: Data, refresh: float | None = None) -> str:
         rows=[_row(layer, found.get(place, "")) for place, layer in enumerate(layers)],
         sweeps=_sweeps(report), opened=next(iter(found), 0), facts=_facts(report), color=_color,
         loss_words=_loss_words(report), finish_words=_finish_words(report), operation_words=_operation_words(report),
+        retraining_words=_retraining_words(report),
         style=_asset("report.css"), charts=_asset("charts.js"), script=_asset("report.js"),
     )  # fmt: skip
 
@@ -44,7 +45,7 @@ def render(report: Data, refresh: float | None = None) -> str:
 @cache
 def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(figure=figure, percent=percent)
+    environment.filters.update(figure=figure, percent=percent, title_of_measure=measure_title)
     return environment.from_string(_read("report.html.j2"))
 
 
@@ -251,6 +252,18 @@ def _finish_words(report: Data) -> str:
     return (
         f"All kept weights trained together for {finish['steps']:,} steps ({duration(finish['seconds'])}). Loss of the "
         f"{samples} samples: {before} before, {after} at the best point, which was kept."
+    )
+
+
+def _retraining_words(report: Data) -> str:
+    done = report["retraining"]
+    if done is None:
+        return ""
+    lesson = f"the predictions of the dense {done['teacher']}, without labels" if done["teacher"] else "labels"
+    kept = f"epoch {done['best_epoch']}" if done["best_epoch"] else "before, as no epoch was better"
+    return (
+        f"Trained on {lesson}, with the masks as they are. Kept are the weights of {kept}: the best "
+        f"{measure_title(done['measure'])} of {done['held_out_samples']:,} held-out samples."
     )
 
 

@@ -21,6 +21,7 @@ from ..events import (
     MemoryEstimated,
     OperationErrors,
     Phase,
+    Retrained,
     RunFinished,
     RunStarted,
     SolveReport,
@@ -89,6 +90,7 @@ class Report:
         layers: The pruned layers, in the order of execution.
         dense_layers: The layers that stayed dense, with the reason.
         finish: The last stage, in which all layers are trained together; None if there was none.
+        retraining: What `snows.retrain` did afterwards, epoch by epoch; None if nothing.
         network_weights: Number of weights of the whole model, biases and norms included.
         network_flops: Operations of the dense network for one sample.
         attention_flops: Of these, products of two activations.
@@ -96,7 +98,7 @@ class Report:
         recalled_solves: How many solves an earlier, interrupted call had finished. Their time is not in `seconds`.
         peak_memory_bytes: Of the accelerator; None on a CPU.
         expected_memory_bytes: The estimate of that peak before the run.
-        warnings: What the user was warned of, each once.
+        warnings: What the user was warned of, each once, with the number of times if it came again.
         versions: Of snows and torch.
         evaluation: Figures of several networks, one dictionary each. The command line adds them.
         schema: The version of `to_dict`.
@@ -132,6 +134,7 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     dense_layers: list[DenseLayer] = field(default_factory=list)
     finish: Distilled | None = None
+    retraining: Retrained | None = None
     network_weights: int = 0
     network_flops: int = 0
     attention_flops: int = 0
@@ -230,8 +233,8 @@ def _add(event: Event, report: Report) -> None:
     match event:
         case RunStarted():
             _start(event, report)
-        case Warned() if event.message not in report.warnings:
-            report.warnings.append(event.message)
+        case Warned():
+            _warn(event, report)
         case MemoryEstimated():
             report.expected_memory_bytes = event.peak_bytes
         case ChannelsPermuted():
@@ -255,6 +258,14 @@ def _add_outcome(event: Event, report: Report) -> None:
                 layer.picture = event.weights.get(layer.parameter)
         case RunFinished():
             _finish(event, report)
+
+
+def _warn(event: Warned, report: Report) -> None:
+    """Each message once; one that came again with the number of times."""
+    if event.times > 1 and event.message in report.warnings:
+        report.warnings[report.warnings.index(event.message)] = f"{event.message} ({event.times} times)"
+    elif event.message not in report.warnings:
+        report.warnings.append(event.message)
 
 
 def _start(event: RunStarted, report: Report) -> None:

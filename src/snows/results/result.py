@@ -15,7 +15,7 @@ from ..data.weights import write_tensors
 from ..errors import InputError
 from ..recipe import Recipe
 from ..version import __version__
-from .files import new_folder
+from .files import CannotWriteError, new_folder, rescued
 from .html import render
 from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
 from .probe import Call, record
@@ -64,8 +64,9 @@ class Result:
             The folder.
 
         Raises:
-            InputError: The folder cannot be written or holds something else. Or the model was changed after pruning: it
-                is not zero where its masks remove weights.
+            InputError: The folder holds something else, or cannot be written: then the result is in a temporary folder,
+                which the message names. Or the model was changed after pruning: it is not zero where its masks remove
+                weights.
 
         Example:
             >>> import tempfile, torch, snows
@@ -77,8 +78,11 @@ class Result:
         """
         directory = Path(directory)
         refuse_existing(directory, force)
-        with new_folder(directory) as folder:
-            self._write(folder, compact)
+        try:
+            with new_folder(directory) as folder:
+                self._write(folder, compact)
+        except CannotWriteError as error:
+            raise rescued(error, lambda folder: self._write(folder, compact)) from error
         return directory
 
     def _write(self, folder: Path, compact: bool) -> None:
@@ -105,6 +109,15 @@ class Result:
             _write_tensors(folder / COMPACT, *pack_state(state, masks, tied))
         else:
             _write_tensors(folder / MODEL, state, {})
+
+
+def save_or_rescue(result: Result, directory: Path, compact: bool, force: bool) -> None:
+    """Save at the end of a command, where the result would be lost if somebody took the folder meanwhile."""
+    try:
+        refuse_existing(directory, force)
+    except InputError as error:
+        raise rescued(error, lambda folder: result._write(folder, compact)) from error
+    result.save(directory, compact=compact, force=force)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import torch
@@ -10,19 +12,38 @@ from torch import Tensor, nn
 from ..data.models import build_model, is_code
 from ..data.weights import fill, read_state
 from ..errors import InputError
-from ..reading import read_json
-from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, recorded_source, require_unchanged
+from ..reading import entries, is_folder, look
+from .files import check_writable, mend
+from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, read_manifest, recorded_source, require_unchanged
+
+
+def check_output(directory: Path, force: bool = False, resume: Path | None = None) -> None:
+    """Refuse, before any work, a folder that a result could not be saved to in the end."""
+    refuse_existing(directory, force)
+    check_writable(directory)
+    if resume is not None and os.path.realpath(directory) in (
+        os.path.realpath(folder) for folder in (resume, *resume.absolute().parents)
+    ):
+        raise InputError(
+            f"the result is to go to {directory}, where finished layers are kept ({resume}); choose another folder"
+        )
 
 
 def refuse_existing(directory: Path, force: bool = False) -> None:
     """Refuse a folder that is not empty. With `force`, one that holds a saved result and nothing else is accepted."""
-    if not directory.exists() or (directory.is_dir() and not any(directory.iterdir())):
+    mend(directory)
+    found = look(directory)
+    if found is None or (is_folder(directory) and not entries(directory)):
         return
     if not force:
         raise InputError(f"{directory} exists and is not empty; choose another folder or remove it first")
-    if not directory.is_dir() or not _is_result(directory):
-        raise InputError(f"{directory} was not written by snows; choose another folder or remove it first")
-    others = sorted(path.name for path in directory.iterdir() if path.name not in FILES)
+    ours = _our_files(directory) if is_folder(directory) else frozenset()
+    if not ours:
+        raise InputError(
+            f"{directory} has no whole manifest of snows, so nothing says which files may be replaced; "
+            "choose another folder or remove it first"
+        )
+    others = [path.name for path in entries(directory) if path.name not in ours or not _is_plain(path)]
     if others:
         raise InputError(
             f"{directory} holds more than a result of snows ({', '.join(others[:3])}), which would be lost; "
@@ -30,18 +51,17 @@ def refuse_existing(directory: Path, force: bool = False) -> None:
         )
 
 
-def _is_result(directory: Path) -> bool:
-    """Whether snows wrote the folder: by its manifest, or by its report if it is older than manifests."""
+def _is_plain(path: Path) -> bool:
+    """Whether it is a regular file and no link to one."""
+    return stat.S_ISREG(path.lstat().st_mode)
+
+
+def _our_files(directory: Path) -> frozenset[str]:
+    """What the manifest lists, and the manifest; nothing if it is not as it was written."""
     try:
-        return str(read_json(directory / MANIFEST).get("schema")).startswith("snows.result/")
+        return FILES & {*read_manifest(directory), MANIFEST}
     except InputError:
-        pass
-    try:
-        report = read_json(directory / REPORT)
-    except InputError:
-        return False
-    versions = report.get("versions")
-    return isinstance(versions, dict) and "snows" in versions and isinstance(report.get("layers"), list)
+        return frozenset()
 
 
 def load(directory: str | Path, model: nn.Module | None = None, trust: bool = False) -> nn.Module:
@@ -73,6 +93,7 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
         32
     """
     folder = Path(directory)
+    mend(folder)
     file = model_file(folder)
     require_unchanged(folder, [file.name, REPORT] if model is None else [file.name])
     if model is None:
@@ -118,7 +139,8 @@ def load_masks(directory: str | Path) -> dict[str, Tensor]:
         True
     """
     folder = Path(directory)
-    if not folder.is_dir():
+    mend(folder)
+    if not is_folder(folder):
         raise InputError(f"there is no folder {folder}; expected one that Result.save or snows prune --out wrote")
     require_unchanged(folder, [MASKS])
     masks = read_state(folder / MASKS)

@@ -20,6 +20,7 @@ from ..patterns import Pattern, parse_pattern
 from ..reading import entries, is_folder, look, read_json, read_text
 from ..recipe import Recipe
 from . import probe
+from .files import mend
 from .manifest import (
     COMPACT,
     FILES,
@@ -36,6 +37,7 @@ from .manifest import (
 )
 from .report import SCHEMA as REPORT_SCHEMA
 
+_BEGINNINGS = (*"0123456789.-+", "dense")  # of patterns of the package
 _LAYER_KEYS = {"parameter", "shape", "pattern", "weights", "kept"}
 
 
@@ -96,6 +98,7 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
         Verification(findings=(), notes=(), files=6, layers=1)
     """
     folder = Path(directory)
+    mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
     findings, notes, files = _check_files(folder)
@@ -195,7 +198,11 @@ def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[s
     kept = int(mask.sum())
     if (kept, mask.numel()) != (layer["kept"], layer["weights"]):
         yield f"{name} keeps {kept} of {mask.numel()} weights; the report says {layer['kept']} of {layer['weights']}"
-    pattern = _pattern(layer["pattern"])
+    try:
+        pattern = _pattern(layer["pattern"])
+    except ArgumentError as error:
+        yield f"{name} has an impossible pattern in the report: {str(error)[:300]}"
+        return
     if pattern is None:
         return
     if (refusal := pattern.refusal(mask.shape)) is not None:
@@ -205,11 +212,18 @@ def _check_mask(name: str, mask: Tensor, layer: Mapping[str, Any]) -> Iterator[s
 
 
 def _pattern(text: object) -> Pattern | None:
-    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own."""
-    try:
-        return None if text == "given" else parse_pattern(text)
-    except ArgumentError:
+    """The pattern of a layer; None if its mask was given, or if the pattern is none of the package's own.
+
+    Raises ArgumentError if it is written as one of ours and cannot be one.
+    """
+    if text == "given":
         return None
+    if isinstance(text, str) and not text.lstrip().startswith(_BEGINNINGS):
+        return None  # a class of somebody else's
+    pattern = parse_pattern(text)
+    if pattern is None:
+        raise ArgumentError(f"{text!r} means that nothing is removed")
+    return pattern
 
 
 def _check_weight(name: str, weight: Tensor, mask: Tensor) -> Iterator[str]:

@@ -182,12 +182,12 @@ class _Solve:
         start = _Start(self.masked, "masked weights", math.nan, None, math.nan, self.kind)
         if not self.closed_form and not self.settings.in_minibatches:
             return start  # Newton's method computes its loss
-        loss = self.objective.loss(self.masked)
-        start = replace(start, loss=loss, loss_masked=loss)
         if not self.blocks or not self.closed_form:
-            return start
-        start = replace(start, relative_damping=max(block.relative_damping for block in self.blocks))
-        refit = self._refit()
+            loss = self.objective.loss(self.masked)
+            return replace(start, loss=loss, loss_masked=loss)
+        refit, loss = self._refit()
+        damping = max(block.relative_damping for block in self.blocks)
+        start = replace(start, loss=loss, loss_masked=loss, relative_damping=damping)
         gradient = None
         if self.segment.is_one_layer or self.settings.in_minibatches:
             loss_refit = self.objective.loss(refit)
@@ -197,8 +197,8 @@ class _Solve:
             return start
         return replace(start, weight=refit, name="least squares", loss=loss_refit, gradient=gradient)
 
-    def _refit(self) -> Tensor:
-        """The least-squares weights of all layers, one after another."""
+    def _refit(self) -> tuple[Tensor, float]:
+        """The least-squares weights of all layers, one after another, and the loss of the masked weights."""
         weights = list(self.unpack(self.masked))
         held_out = self.objective.subset(self.problem.held_out)
         for index, (block, moments) in enumerate(zip(self.blocks, self.moments, strict=True)):
@@ -209,7 +209,11 @@ class _Solve:
 
             refit = block.refit(weights[index].flatten(1), moments, judge if self.problem.held_out else None)
             weights[index] = refit.weight.view_as(weights[index])
-        return self.pack(weights)
+        if not self.segment.is_one_layer:
+            return self.pack(weights), self.objective.loss(self.masked)
+        positions = moments.positions  # the moments say what a pass over all samples would
+        loss = self.objective.of_squared_error(refit.error_before * positions, positions * len(refit.weight))
+        return self.pack(weights), loss
 
     def solution(self, start: _Start) -> NewtonResult:
         """Newton's method from the start, on all samples or in mini-batches."""

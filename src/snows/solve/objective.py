@@ -95,6 +95,10 @@ class Objective:
                 losses.append(self._loss(piece, errors))
         return float(torch.stack(losses).sum())
 
+    def of_squared_error(self, squares: float, elements: int) -> float:
+        """The loss of a single operation whose squared error, over so many elements of all samples, is known."""
+        return squares if self.normalization == "sum" else self.weights[0] * squares / elements
+
     def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
         losses, gradient = [], torch.zeros_like(weight)
         for piece in self._chosen_pieces():

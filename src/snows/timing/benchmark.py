@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.layer_lists import KIND
+from ..results.files import write_or_rescue
 from .clock import Timing
 
 
@@ -17,12 +18,14 @@ class LayerTiming:
 
     Attributes:
         batch: Samples.
+        kernel: The sparse kernel of torch.
         mode: How torch ran both: "eager", or "graph" (a CUDA graph).
         dense: Of the layer with ordinary weights.
         sparse: Of the same layer with packed weights.
     """
 
     batch: int
+    kernel: str
     mode: str
     dense: Timing
     sparse: Timing
@@ -42,7 +45,6 @@ class LayerBenchmark:
         parameter: The name of its weight.
         shape: Of the weight.
         sparsity: The fraction that is removed.
-        kernel: The sparse kernel of torch that was timed here; None if there is none.
         reason: Why the layer was not timed; None if it was.
         timed_as: A layer of the same shape, input and sparsity, whose times these are; None if they are its own.
         timings: By batch size and mode.
@@ -54,7 +56,6 @@ class LayerBenchmark:
     parameter: str
     shape: tuple[int, ...]
     sparsity: float
-    kernel: str | None
     reason: str | None
     timed_as: str | None = None
     timings: tuple[LayerTiming, ...] = ()
@@ -68,6 +69,13 @@ class LayerBenchmark:
             return None
         dense, sparse = ([getattr(timing, kind) for timing in here] for kind in ("dense", "sparse"))
         return min(dense, key=lambda t: t.median), min(sparse, key=lambda t: t.median)
+
+    @property
+    def kernel(self) -> str | None:
+        """The sparse kernel that was fastest at the largest batch size; None if none was timed."""
+        largest = max((timing.batch for timing in self.timings), default=0)
+        here = [timing for timing in self.timings if timing.batch == largest]
+        return min(here, key=lambda t: t.sparse.median).kernel if here else None
 
     def pays(self, batch: int) -> bool:
         """Whether the best sparse way is faster than the best dense one, beyond the spread of both."""
@@ -135,11 +143,12 @@ class Benchmark:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, with the list that `prune` reads."""
         paying = {str(batch): [x.name for x in self.layers if x.pays(batch)] for batch in self.batches}
-        return {"kind": KIND, **asdict(self), "prune": list(self.prune), "pays_at": paying}
+        kernels = {layer.name: layer.kernel for layer in self.layers}
+        return {"kind": KIND, **asdict(self), "kernels": kernels, "prune": list(self.prune), "pays_at": paying}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def save(self, path: str | Path) -> None:
         """Write the file that `snows.prune(..., layers=file)` and `--layers FILE` read."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        write_or_rescue(Path(path), f"{self.to_json()}\n".encode())

@@ -122,10 +122,12 @@ class _Bench:
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
         dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
         network = self.saved.model.to(self.device, dtype)
+        if self.device.type == "cuda":  # the layout in which convolutions are fastest there
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
         modes = sum(len(modes_of(self.device)) if engine == "torch" else 1 for engine in engines)
-        first = {case.key: case for case in reversed(cases.values()) if case.kernel is not None}
+        first = {case.key: case for case in reversed(cases.values()) if case.kernels}
         total = (len(first) + modes) * len(self.batches)
         with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says about its sparse formats
@@ -165,7 +167,9 @@ class _Bench:
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            return leaf.to(self.device, dtype if leaf.is_floating_point() else leaf.dtype)
+            layout = torch.channels_last if leaf.ndim == 4 and self.device.type == "cuda" else torch.preserve_format
+            kind = dtype if leaf.is_floating_point() else leaf.dtype
+            return leaf.to(self.device, kind, memory_format=layout)
 
         moved: Call = pytree.tree_map(move, call)
         return moved
@@ -196,14 +200,13 @@ class _Bench:
 
     def _layer(self, case: LayerCase, first: dict[Any, LayerCase], timed: dict[Any, Any]) -> LayerBenchmark:
         weight = self.saved.weight(case.parameter)
-        own = first.get(case.key) if case.kernel is not None else None
+        own = first.get(case.key) if case.kernels else None
         timings, reason = timed[case.key] if own is not None else ((), case.reason)
         return LayerBenchmark(
             name=case.name,
             parameter=case.parameter,
             shape=tuple(weight.shape),
             sparsity=sparsity(weight),
-            kernel=None if case.kernel is None else case.kernel.name,
             reason=reason,
             timed_as=None if own is None or own is case else own.name,
             timings=tuple(timings),
@@ -227,11 +230,16 @@ class _Bench:
 
 def _variants(network: nn.Module, cases: dict[str, LayerCase], layers: list[LayerBenchmark]) -> dict[str, nn.Module]:
     """The network as it is, with all sparse kernels that ran, and with those that gained at some batch size."""
-    ran = [cases[layer.parameter] for layer in layers if layer.timings]
-    gained = [cases[x.parameter] for x in layers if any(x.pays(timing.batch) for timing in x.timings)]
+    chosen = {
+        layer.name: (cases[layer.parameter], kernel)
+        for layer in layers
+        for kernel in cases[layer.parameter].kernels
+        if kernel.name == layer.kernel
+    }
+    gained = {layer.name for layer in layers if any(layer.pays(timing.batch) for timing in layer.timings)}
     found = {"dense": network}
-    if ran:
-        found["sparse"] = packed(network, ran)
-    if gained and len(gained) < len(ran):
-        found["sparse where it pays"] = packed(network, gained)
+    if chosen:
+        found["sparse"] = packed(network, chosen)
+    if 0 < len(gained) < len(chosen):
+        found["sparse where it pays"] = packed(network, {name: chosen[name] for name in chosen if name in gained})
     return found

@@ -17,6 +17,7 @@ from ..exports import onnx_file, openvino_ir
 from ..exports.base import Saved
 from ..exports.formats import FORMATS, find_format
 from ..graph.capture import Call
+from .kernels import Kernel
 from .layers import LayerCase
 from .modes import modes_of
 
@@ -51,12 +52,11 @@ def check_engines(names: Iterable[str] | None, device: torch.device) -> tuple[st
     return chosen
 
 
-def packed(model: nn.Module, cases: Iterable[LayerCase]) -> nn.Module:
+def packed(model: nn.Module, chosen: Mapping[str, tuple[LayerCase, Kernel]]) -> nn.Module:
     """The model with sparse kernels in these layers."""
     found = copy.deepcopy(model)
-    for case in cases:
-        if case.kernel is not None:
-            found.set_submodule(case.name, case.kernel.pack(case.module))
+    for name, (case, kernel) in chosen.items():
+        found.set_submodule(name, kernel.pack(case.module))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .modes import modes_of
 from .possibilities import sparsity
 
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-9}  # of the largest output; half precision 1e-2
+_DENSE = "dense"
 _MODES = ("eager", "graph")  # a single layer has nothing to compile
 
 
@@ -28,13 +30,13 @@ class LayerCase:
     """A layer as the network calls it.
 
     module  on the device, with pruned weights
-    kernel  the sparse kernel that takes it; None if none does, and then the reason
+    kernels the sparse kernels that take it; if none does, the reason
     shapes  of its input, by batch size
     """
 
     parameter: str
     module: nn.Module
-    kernel: Kernel | None
+    kernels: tuple[Kernel, ...]
     reason: str | None
     shapes: Mapping[int, tuple[int, ...]]
 
@@ -63,22 +65,22 @@ def find_cases(
     for parameter in parameters:
         module = owner(model, parameter)
         sizes = {batch: found[module] for batch, found in shapes.items() if module in found}
-        kernel, reason = _choose(module, parameter, kernels)
-        if kernel is not None and len(sizes) < len(calls):
-            kernel, reason = None, "its module is not called with one tensor"
-        cases[parameter] = LayerCase(parameter, module, kernel, reason, sizes)
+        taking, reason = _choose(module, parameter, kernels)
+        if taking and len(sizes) < len(calls):
+            taking, reason = (), "its module is not called with one tensor"
+        cases[parameter] = LayerCase(parameter, module, taking, reason, sizes)
     return cases
 
 
-def _choose(module: nn.Module, parameter: str, kernels: Iterable[Kernel]) -> tuple[Kernel | None, str | None]:
+def _choose(module: nn.Module, parameter: str, kernels: Iterable[Kernel]) -> tuple[tuple[Kernel, ...], str | None]:
     if not parameter.endswith("weight") or not hasattr(module, "weight"):
-        return None, f"it is part of a {type(module).__name__}"
-    reason: str | None = "torch has no sparse kernels on this device"
-    for kernel in kernels:
-        reason = kernel.refusal(module)
-        if reason is None:
-            return kernel, None
-    return None, reason
+        return (), f"it is part of a {type(module).__name__}"
+    refusals = {kernel: kernel.refusal(module) for kernel in kernels}
+    taking = tuple(kernel for kernel, refusal in refusals.items() if refusal is None)
+    reasons = [refusal for refusal in refusals.values() if refusal is not None]
+    if taking:
+        return taking, None
+    return (), reasons[-1] if reasons else "torch has no sparse kernels on this device"
 
 
 def _input_shapes(model: nn.Module, call: Call) -> dict[nn.Module, tuple[int, ...]]:
@@ -99,20 +101,35 @@ def _input_shapes(model: nn.Module, call: Call) -> dict[nn.Module, tuple[int, ..
 
 
 def time_layer(case: LayerCase, batch: int, seconds: float) -> list[LayerTiming]:
-    """Dense and sparse in turns, in every mode that runs. Raises RuntimeError where the sparse kernel does not run."""
-    if case.kernel is None:
-        raise RuntimeError(str(case.reason))
+    """Dense and sparse in turns, in every mode. Raises RuntimeError if no sparse kernel runs."""
     weight = case.weight
     x = torch.randn(case.shapes[batch], dtype=weight.dtype, device=weight.device)
+    if x.ndim == 4 and weight.device.type == "cuda":
+        x = x.contiguous(memory_format=torch.channels_last)
     modes = {name: mode for name, mode in modes_of(weight.device).items() if name in _MODES}
+    found = []
     with torch.no_grad():
-        dense, sparse = copy.deepcopy(case.module), case.kernel.pack(case.module)
-        _check(dense(x), sparse(x))
-        found = []
+        dense = copy.deepcopy(case.module)
+        sparse = _running(case.kernels, dense, x)
         for name, mode in modes.items():
-            calls = {"dense": mode(lambda: dense(x)), "sparse": mode(lambda: sparse(x))}
+            calls = {what: mode(partial(module, x)) for what, module in {_DENSE: dense, **sparse}.items()}
             timed = time_in_turns(calls, weight.device, seconds / len(modes))
-            found.append(LayerTiming(batch, name, timed["dense"], timed["sparse"]))
+            found += [LayerTiming(batch, kernel, name, timed[_DENSE], timed[kernel]) for kernel in sparse]
+    return found
+
+
+def _running(kernels: Iterable[Kernel], dense: nn.Module, x: Tensor) -> dict[str, nn.Module]:
+    """The layer with each kernel that runs and computes the same."""
+    found, failures = {}, []
+    for kernel in kernels:
+        try:
+            module = kernel.pack(dense)
+            _check(dense(x), module(x))
+            found[kernel.name] = module
+        except Exception as error:  # each library has its own kinds
+            failures.append(failure(error))
+    if not found:
+        raise RuntimeError("; ".join(failures))
     return found
 
 

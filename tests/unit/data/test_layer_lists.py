@@ -29,7 +29,7 @@ def test_names_of_a_file_beside_other_names(tmp_path: Path) -> None:
     ("content", "words"),
     [
         ("no json", "cannot read"),
-        ([1], "was not written by snows bench"),
+        ([1], "expected a JSON object"),
         ({"kind": "other", "prune": ["a"]}, "was not written by snows bench"),
         ({"kind": KIND, "prune": "a"}, "was not written by snows bench"),
         ({"kind": KIND, "prune": [1]}, "was not written by snows bench"),

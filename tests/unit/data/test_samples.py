@@ -190,7 +190,7 @@ def test_what_cannot_calibrate_is_refused(case: str) -> None:
     ],
 )
 def test_labels_that_are_no_labels_are_refused(batch: Any, words: str) -> None:
-    with pytest.raises(InputError, match=rf"^labels='given', but .*{words}"):
+    with pytest.raises(InputError, match=rf"^labels are needed, but .*{words}"):
         read_samples([batch], One(), with_labels=True)
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
@@ -15,10 +21,13 @@ from tests.libraries import library
 from tests.networks import captured, example, make
 
 
-def pruned(graph: Graph, sparsity: float) -> FlopCount:
+def kept_of(graph: Graph, sparsity: float) -> dict[str, float]:
     """All layers pruned but the first, the classifier and 1x1 shortcuts."""
-    kept = {y.parameter: 1 - sparsity for y in graph.layers[1:-1] if "downsample" not in y.name}
-    return network_flops(graph).sparse(kept)
+    return {y.parameter: 1 - sparsity for y in graph.layers[1:-1] if "downsample" not in y.name}
+
+
+def pruned(graph: Graph, sparsity: float) -> FlopCount:
+    return network_flops(graph).sparse(kept_of(graph, sparsity))
 
 
 def graph_of(model: nn.Module, pixels: int) -> Graph:
@@ -28,6 +37,39 @@ def graph_of(model: nn.Module, pixels: int) -> Graph:
 @pytest.mark.parametrize(("sparsity", "paper"), [(0.75, 3.80), (0.5, 1.97)])
 def test_resnet20_as_in_the_paper(sparsity: float, paper: float) -> None:
     assert round(pruned(graph_of(ResNet20(), 32), sparsity).reduction, 2) == paper
+
+
+@pytest.fixture
+def networks(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The networks of the benchmarks."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    yield importlib.import_module("networks")
+    del sys.modules["networks"]
+
+
+def test_resnet50_of_its_shape_as_in_the_paper(networks: ModuleType) -> None:
+    """Captured at 32 pixels, which is quick: a 224-pixel image has 49 times the positions in every convolution."""
+    model = networks.ResNet50()
+    for stage in (model.layer2, model.layer3, model.layer4):  # the stride where torchvision has it
+        stage[0].conv1.stride, stage[0].conv2.stride = (1, 1), (2, 2)
+    graph = graph_of(model, 32)
+    small = network_flops(graph)
+    layers = {name: flops if name == "fc.weight" else 49 * flops for name, flops in small.layers.items()}
+    flops = NetworkFlops(sum(layers.values()), 0, layers)
+    assert flops.total == pytest.approx(2 * 4.09e9, rel=0.001)
+    for sparsity, paper in ((0.75, 2.99), (0.5, 1.79)):
+        assert flops.sparse(kept_of(graph, sparsity)).reduction == pytest.approx(paper, rel=0.02)
+
+
+def test_vit_b_of_its_shape_as_in_the_paper(networks: ModuleType) -> None:
+    """Captured with one block, of which the network has twelve. The paper's 1.97 is the count without attention."""
+    graph = graph_of(networks.ViT(768, 1, 12), 224)
+    one = network_flops(graph)
+    layers = {name: 12 * flops if "blocks" in name else flops for name, flops in one.layers.items()}
+    flops = NetworkFlops(sum(layers.values()) + 12 * one.attention, 12 * one.attention, layers)
+    count = flops.sparse(kept_of(graph, 0.5))
+    assert count.reduction_without_attention == pytest.approx(1.97, rel=0.02)
+    assert count.reduction == pytest.approx(1.91, rel=0.002)  # 3 % less than the paper's
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from snows.data.moments import Moments
 from snows.solve.newton import NewtonOutcome
 from snows.solve.problem import LayerProblem
 from tests.networks import NETWORKS, example, make
+from tests.problems import mask_of, problem, settings, solve
 
 CLOSED_FORM = Recipe(horizon=0, sweeps=1, targets="dense-stream", held_out=0.0)
 MOST_ABOVE = 1e-6  # of the least loss
@@ -95,7 +96,7 @@ def assert_least_losses(model: nn.Module, result: Result, equations: list[Equati
     assert too_high == {}
 
 
-@pytest.mark.filterwarnings("ignore:the mask of .* removes every weight")
+@pytest.mark.filterwarnings("ignore:the masks? of .* removes? every weight")
 @pytest.mark.parametrize(("dtype", "ridge"), [(torch.float32, Recipe().ridge), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_layer_of_every_tiny_network(
@@ -117,3 +118,19 @@ def test_layers_of_the_embedded_network(monkeypatch: pytest.MonkeyPatch) -> None
     result, equations = prune_by_one_factor(monkeypatch, model, x, ridge, pattern="2:4", layers=layers)
     assert [one.parameter for one in equations] == [f"{name}.weight" for name in layers]
     assert_least_losses(model, result, equations, ridge)
+
+
+@pytest.mark.parametrize("normalization", ["variance", "mean", "sum"])
+@pytest.mark.parametrize(
+    "case", [("residual", "conv2.weight"), ("depthwise", "2.weight"), ("grouped", "4.weight"), ("mlp", "2.weight")]
+)
+def test_the_loss_of_masked_weights_is_that_of_a_pass_over_the_samples(
+    case: tuple[str, str], normalization: str
+) -> None:
+    """It comes from second moments, without such a pass."""
+    given = problem(*case, 0, split=(20, 20, 8), held_out=1)
+    report = solve(given, settings(case[0], start="closed-form", horizon=0, normalization=normalization)).solve
+    weight = given.pruned.parameters[case[1]]
+    by_pass = given.objective(normalization).loss(weight * mask_of(weight.shape))
+    assert by_pass > 0
+    assert report.loss_masked == pytest.approx(by_pass, rel=1e-9)

@@ -16,16 +16,20 @@ def timing(milliseconds: float, spread: float = 0.0) -> Timing:
 
 
 def layer(name: str, *timings: LayerTiming) -> LayerBenchmark:
-    return LayerBenchmark(name, f"{name}.weight", (8, 8), 0.5, "2:4", None, timings=timings)
+    return LayerBenchmark(name, f"{name}.weight", (8, 8), 0.5, None, timings=timings)
+
+
+def eager(batch: int, dense: Timing, sparse: Timing) -> LayerTiming:
+    return LayerTiming(batch, "2:4", "eager", dense, sparse)
 
 
 FOUND = Benchmark(
     "Net", {"device": "cpu"}, "float32", (1, 8),
     (
-        layer("fast", LayerTiming(1, "eager", timing(2), timing(3)), LayerTiming(8, "eager", timing(4), timing(2))),
+        layer("fast", eager(1, timing(2), timing(3)), eager(8, timing(4), timing(2))),
         # Sparse as a graph beats dense eager, but not dense as a graph.
-        layer("graph", LayerTiming(1, "eager", timing(4), timing(9)), LayerTiming(1, "graph", timing(2), timing(3))),
-        layer("unclear", LayerTiming(1, "eager", timing(4, 1), timing(3, 1))),
+        layer("graph", eager(1, timing(4), timing(9)), LayerTiming(1, "2:4", "graph", timing(2), timing(3))),
+        layer("unclear", eager(1, timing(4, 1), timing(3, 1))),
         layer("untimed"),
     ),
     (),
@@ -40,6 +44,13 @@ def test_the_best_ways_are_compared() -> None:
     assert fast.pays(8)
     assert fast.timings[1].speedup == 2
     assert FOUND.prune == ("fast",)
+
+
+def test_the_kernel_that_is_fastest_at_the_largest_batch() -> None:
+    slow, quick = LayerTiming(8, "a", "eager", timing(4), timing(3)), LayerTiming(8, "b", "eager", timing(4), timing(2))
+    small = LayerTiming(1, "a", "eager", timing(1), timing(0.5))
+    assert layer("x", small, slow, quick).kernel == "b"
+    assert layer("x").kernel is None
 
 
 def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:

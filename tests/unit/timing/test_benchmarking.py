@@ -100,7 +100,7 @@ def test_what_there_is_no_time_for_is_listed(pruned: Path) -> None:
     found = bench(pruned, limit=1e-9, engines=["torch"])
     assert "5, batch 1" in found.not_timed
     assert "the whole network, torch, eager, batch 2" in found.not_timed
-    assert {layer.reason for layer in found.layers if layer.kernel} == {"there was no time left"}
+    assert {layer.reason for layer in found.layers if layer.name in ("5", "9", "11")} == {"there was no time left"}
     assert found.network == ()
     assert found.prune == ()
 

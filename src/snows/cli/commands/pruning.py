@@ -94,8 +94,9 @@ def prune(
     from dataclasses import replace
 
     from ...api import prune as run
+    from ...results.result import save_or_rescue
 
-    _check_out(out, compact, force)
+    _check_out(out, compact, force, resume)
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = request.recipe(recipe, effort)
     if pattern is None and needs_pattern(mask):
@@ -116,15 +117,15 @@ def prune(
     with keeping_layers(resume):
         result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging, listeners)
         if out is not None:
-            replace(result, source=request.model_name).save(out, compact=compact, force=force)
+            save_or_rescue(replace(result, source=request.model_name), out, compact, force)
     print_prune(result.report, out, as_json, quiet)
 
 
-def _check_out(out: Path | None, compact: bool, force: bool) -> None:
-    from ...results.storage import refuse_existing
+def _check_out(out: Path | None, compact: bool, force: bool, resume: Path | None) -> None:
+    from ...results.storage import check_output
 
     if out is not None:
-        refuse_existing(out, force)
+        check_output(out, force, resume)
     elif compact or force:
         raise ArgumentError(f"{'--compact' if compact else '--force'} says how to save; expected --out DIR with it")
 

@@ -97,7 +97,9 @@ def sensitivity(
 
 
 def _check_out(out: Path | None) -> None:
-    """Before anything is measured: the file has a usable name, and nothing is overwritten."""
+    """Before anything is measured: the file can be written, and nothing is overwritten."""
+    from ...results.files import check_writable
+
     if out is None:
         return
     if out.suffix != ".json":
@@ -107,3 +109,4 @@ def _check_out(out: Path | None) -> None:
     for path in (out, out.with_suffix(".html")):
         if path.exists():
             raise ArgumentError(f"{path} exists; choose another name, or remove it")
+        check_writable(path)

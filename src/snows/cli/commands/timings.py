@@ -45,15 +45,18 @@ def bench(
 
     Says what runs sparse here, where layers could, and which layers to prune if speed is the goal.
     """
+    from ...results.files import check_writable
     from ...timing.benchmarking import bench as run
     from ..bench_table import print_bench
-    from ..tables import make_console
+    from ..tables import make_console, say
 
     batches = _batches(batch)
     if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
         raise ArgumentError(f"--out is {out}; expected a file that ends in .json, in a folder that exists")
     if out is not None and out.exists():
         raise ArgumentError(f"{out} exists; choose another name, or remove it")
+    if out is not None:
+        check_writable(out)
     engines = None if engine is None else [word.strip() for word in engine.split(",")]
     found = run(
         directory, named_model(model), batches=batches, engines=engines, device=device, limit=limit,
@@ -66,7 +69,7 @@ def bench(
     elif not quiet:
         print_bench(found, make_console())
         if out is not None:
-            print(f"Saved to {out}. Use it: snows prune … --layers {out}")
+            say(f"Saved to {out}. Use it: snows prune … --layers {out}")
 
 
 def _batches(text: str) -> list[int]:

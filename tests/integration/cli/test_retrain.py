@@ -1,0 +1,79 @@
+"""`snows retrain` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import snows
+from tests.integration.cli.helpers import DATA, FILES, MODEL
+from tests.unit.cli.test_commands import call
+
+TRAINING = ("--model", "net.py:model", "--epochs", "2", "--batch", "16", "--lr", "0.01", "--held-out", "0.25")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pruned(place: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert call(*MODEL, *DATA, "--recipe", "fast.json", "--out", "pruned", "--quiet") == 0
+
+
+def test_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:pairs_of_classes")
+    assert call(*words, "--out", "labels") == 0
+    said, complaints = capsys.readouterr()
+    assert complaints == ""
+    assert "12 held-out samples: top-1 " in said
+    assert "kept are the weights of" in said
+    assert {path.name for path in Path("labels").iterdir()} == FILES
+    assert call("verify", "labels", "--model", "net.py:model", "--quiet") == 0
+    assert call(*words, "--out", "labels") == 1
+    assert "labels exists and is not empty" in capsys.readouterr().err
+
+
+def test_a_teacher_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:labelled", "--teacher", "net.py:model", "--json")
+    for out in ("first", "second"):
+        assert call(*words, "--resume", "epochs", "--out", out) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["retraining"]["teacher"] == "Sequential"
+        assert report["retraining"]["recalled_epochs"] == {"first": 0, "second": 2}[out]
+        assert [row["network"] for row in report["evaluation"]] == ["dense", "pruned", "retrained"]
+    assert Path("first/model.safetensors").read_bytes() == Path("second/model.safetensors").read_bytes()
+
+
+def test_held_out_data_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("retrain", "pruned", *TRAINING[:-2], "--data", "net.py:class_loader", "--out", "loader", "--quiet")
+    assert call(*words) == 2
+    assert "from which no share can be held out" in capsys.readouterr().err
+    assert call(*words, "--held-out", "net.py:pairs_of_classes") == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "options"),
+    [
+        (1, "there is no folder nowhere", ("nowhere",)),
+        (2, "epochs is 0; expected a whole number", ("pruned", "--epochs", "0")),
+        (2, "--teacher-weights is given without --teacher", ("pruned", "--teacher-weights", "w.pt")),
+        (2, "--data is needed", ("pruned",)),
+        (2, "data 'much' is not known", ("pruned", "--data", "net.py:pairs_of_classes", "--held-out", "much")),
+        (1, "labels are needed", ("pruned", "--data", "net.py:calibration")),
+        (1, "code that a folder names is not run", ("pruned", "--model-is-left-out",)),
+    ],
+)  # fmt: skip
+def test_bad_input(status: int, words: str, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    model = () if "--model-is-left-out" in options else TRAINING[:2]
+    options = tuple(option for option in options if option != "--model-is-left-out")
+    assert call("retrain", *options, *model, "--out", "bad") == status
+    assert words in capsys.readouterr().err
+    assert not Path("bad").exists()
+
+
+def test_python_and_the_command_line_agree() -> None:
+    assert snows.verify("first", None).notes == (
+        "the probe was not run: net.py:model is code, and code that a folder names is not run; give the model if you "
+        "trust it",
+    )

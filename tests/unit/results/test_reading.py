@@ -1,0 +1,54 @@
+"""A saved result is a `Result` again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import snows
+from snows.results.reading import read_report, read_result
+from tests.networks import mlp
+from tests.saved import quick
+
+
+def saved(folder: Path) -> snows.Result:
+    result = quick(mlp().eval(), torch.randn(32, 6, generator=torch.Generator().manual_seed(0)))
+    result.save(folder)
+    return result
+
+
+def test_what_was_saved_is_read(tmp_path: Path) -> None:
+    result = saved(tmp_path / "a")
+    model = mlp().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = read_result(tmp_path / "a", model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(found.masks[name], kept) for name, kept in result.masks.items())
+    assert found.report.to_dict() == result.report.to_dict()
+    assert found.report.layers[0].solves == result.report.layers[0].solves
+    assert found.recipe == result.recipe
+    found.save(tmp_path / "b")
+    for name in ("model.safetensors", "masks.safetensors", "report.json", "recipe.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "a")
+    file = tmp_path / "a" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(snows.InputError, match=r"a cannot be used: .*model.safetensors is damaged"):
+        read_result(tmp_path / "a", mlp())
+
+
+def test_reports_of_older_versions_lack_entries(tmp_path: Path) -> None:
+    data = saved(tmp_path / "a").report.to_dict()
+    del data["retraining"], data["network_flops"]
+    data["layers"][0]["solves"][0]["held_out"] = None
+    report = read_report(json.loads(json.dumps(data)), "report.json")
+    assert report.retraining is None
+    assert report.layers[0].solves[0].held_out != report.layers[0].solves[0].held_out
+    with pytest.raises(snows.InputError, match=r"report.json is no report of snows"):
+        read_report({"layers": [{}]}, "report.json")
