@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..graph import Layer
 from ..linalg.gram import damped
-from ..linalg.products import product
+from ..linalg.large import cholesky, cholesky_solve, product
 
 _PATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # formed at once: caches like few, a GPU large products
 _WIDE = 1024  # columns from which on the symmetry of a Gram matrix saves time
@@ -31,7 +31,7 @@ class Moments:
         gram = cross = torch.zeros((), dtype=torch.float64)
         energy, count = 0.0, 0
         for x, y in pairs:
-            gram, cross = _add(gram, second_moment(x)), _add(cross, cross_moment(x, y))
+            gram, cross = _add(gram, second_moment(x)), _add(cross, product(x.transpose(1, 2), y))
             energy += float(torch.linalg.vector_norm(y, dtype=torch.promote_types(y.dtype, torch.float32))) ** 2
             count += x.shape[1]
         return cls(gram.div_(count), cross.div_(count), energy / count, count)
@@ -39,8 +39,8 @@ class Moments:
     def refit(self, weight: Tensor, relative_damping: float) -> Tensor:
         """The unpruned least-squares weights (rows x columns), damped towards `weight`."""
         start = weight.to(self.gram.device, self.gram.dtype).unflatten(0, (len(self.gram), -1)).mT
-        factor = torch.linalg.cholesky(damped(self.gram, relative_damping))
-        change = torch.cholesky_solve(self.cross - self.gram @ start, factor)
+        factor, _ = cholesky(damped(self.gram, relative_damping))
+        change = cholesky_solve(self.cross - product(self.gram, start), factor)
         refitted: Tensor = (start + change).mT.flatten(0, 1).to(weight.device, weight.dtype)
         return refitted
 
@@ -58,7 +58,7 @@ def second_moment(x: Tensor) -> Tensor:
     product in less time.
     """
     if len(x) > 1 or x.device.type != "cpu":
-        return x.transpose(1, 2) @ x
+        return product(x.mT, x)
     columns, rows = x.shape[-1], x[0].mT
     moment = x.new_empty(1, columns, columns)
     _fill_symmetric(moment[0], rows if columns < _WIDE else rows.contiguous())
@@ -75,11 +75,6 @@ def _fill_symmetric(out: Tensor, rows: Tensor) -> None:
     _fill_symmetric(out[half:, half:], rows[half:])
     out[:half, half:] = product(rows[:half], rows[half:].mT)
     out[half:, :half] = out[:half, half:].mT
-
-
-def cross_moment(x: Tensor, y: Tensor) -> Tensor:
-    """x^T y, for both groups x positions x columns."""
-    return x.mT @ y if len(x) > 1 else product(x[0].mT, y[0])[None]
 
 
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:

@@ -14,34 +14,27 @@ from torch import Tensor
 
 _LARGE = 256  # rows and columns from which on the copies that oneDNN needs are paid for
 
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, for two matrices."""
-    if min(*a.shape, b.shape[1]) < _LARGE or not _by_onednn(a):
-        return a @ b
-    return _linear(a, _packed(b.mT))
+Multiplication = Callable[[Tensor], Tensor]
 
 
-def multiplication_by(matrix: Tensor) -> Callable[[Tensor], Tensor]:
-    """rows -> rows @ matrix, for a symmetric matrix that much is multiplied by."""
-    if len(matrix) < _LARGE or not _by_onednn(matrix):
-        return lambda rows: rows @ matrix
-    packed = _packed(matrix)
-    return lambda rows: _linear(rows, packed)
+def multiplication_by(matrix: Tensor, rows: int | None = None) -> Multiplication:
+    """a -> a @ matrix, for a matrix or a batch of them.
+
+    `rows` is how many rows `a` has; None: many, at one time or another.
+    """
+    if not _by_onednn(matrix) or min(*matrix.shape[-2:], _LARGE if rows is None else rows) < _LARGE:
+        return lambda a: a @ matrix
+    batch, packed = matrix.shape[:-2], _packed(matrix.flatten(0, -2).mT)
+    return lambda a: F.linear(_packed(a.flatten(0, -2)), packed).to_dense().unflatten(0, (*batch, -1))
 
 
 def _by_onednn(matrix: Tensor) -> bool:
+    """It takes single matrices, or batches of one."""
     backend = torch.backends.mkldnn
-    return (
-        bool(backend.is_available() and backend.enabled)
-        and matrix.device.type == "cpu"
-        and matrix.dtype == torch.float32
-    )
+    usable = bool(backend.is_available() and backend.enabled)
+    single = matrix.shape[:-2].numel() == 1
+    return usable and single and matrix.device.type == "cpu" and matrix.dtype == torch.float32
 
 
 def _packed(matrix: Tensor) -> Tensor:
     return matrix.detach().to_mkldnn()
-
-
-def _linear(rows: Tensor, packed: Tensor) -> Tensor:
-    return F.linear(_packed(rows), packed).to_dense()
