@@ -78,12 +78,16 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """The user was warned; the work goes on."""
+    """The user was warned; the work goes on.
+
+    A warning that comes again is not shown again. The end of the run notifies once more, with the number of `times`.
+    """
 
     message: str
+    times: int = 1
 
     def __str__(self) -> str:
-        return f"warning: {self.message}"
+        return f"warning: {self.message}" + (f" ({self.times} times)" if self.times > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.memory import Memory, memory_limits
-from .errors import ArgumentError
+from .errors import ArgumentError, SnowsWarning
 from .events import (
     ChannelsPermuted,
     DenseLayer,
@@ -45,7 +46,7 @@ from .patterns import Pattern, PatternRules
 from .patterns.budgets import spread_out
 from .patterns.permutation import Permuted, permute_channels
 from .plan import Plan, PlannedLayer, make_plan
-from .recipe import Recipe
+from .recipe import LEAST_HELD_OUT, Recipe
 from .results.folder import describe, digest
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
@@ -262,6 +263,13 @@ class Run:
         """Samples that weights are fitted to, and samples to judge them by."""
         samples, recipe = self._prepared.samples, self.task.recipe
         held_out = recipe.held_out_samples(samples.count) if self.task.readjusts else 0
+        if self.task.readjusts and recipe.held_out and held_out < LEAST_HELD_OUT:
+            warnings.warn(
+                f"there are only {samples.count} calibration samples: weights fit their noise, and losses of the "
+                f"{held_out} that are held out mean little; give some hundreds, or better a few thousand",
+                SnowsWarning,
+                stacklevel=2,
+            )
         fitted, judged = samples.split(samples.count - held_out)
         return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
 

@@ -92,7 +92,7 @@ class Report:
         recalled_solves: How many solves an earlier, interrupted call had finished. Their time is not in `seconds`.
         peak_memory_bytes: Of the accelerator; None on a CPU.
         expected_memory_bytes: The estimate of that peak before the run.
-        warnings: What the user was warned of, each once.
+        warnings: What the user was warned of, each once, with the number of times if it came again.
         versions: Of snows and torch.
         evaluation: Figures of several networks, one dictionary each. The command line adds them.
         schema: The version of `to_dict`.
@@ -223,8 +223,8 @@ def _add(event: Event, report: Report) -> None:
     match event:
         case RunStarted():
             _start(event, report)
-        case Warned() if event.message not in report.warnings:
-            report.warnings.append(event.message)
+        case Warned():
+            _warn(event, report)
         case MemoryEstimated():
             report.expected_memory_bytes = event.peak_bytes
         case ChannelsPermuted():
@@ -237,6 +237,14 @@ def _add(event: Event, report: Report) -> None:
             report.finish = event
         case RunFinished():
             _finish(event, report)
+
+
+def _warn(event: Warned, report: Report) -> None:
+    """Each message once; one that came again with the number of times."""
+    if event.times > 1 and event.message in report.warnings:
+        report.warnings[report.warnings.index(event.message)] = f"{event.message} ({event.times} times)"
+    elif event.message not in report.warnings:
+        report.warnings.append(event.message)
 
 
 def _start(event: RunStarted, report: Report) -> None:

@@ -207,3 +207,9 @@ def test_warnings_are_distinct_in_their_order_wherever_they_come(
     report = fold(mixed)
     assert report.warnings == list(dict.fromkeys(words))
     assert replace(report, warnings=[]) == fold(others)
+
+
+def test_a_warning_that_came_again_has_its_number() -> None:
+    report = fold([Warned("first"), Warned("again"), Warned("first"), Warned("again", 3)])
+    assert report.warnings == ["first", "again (3 times)"]
+    assert str(Warned("again", 3)) == "warning: again (3 times)"
