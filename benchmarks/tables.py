@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import linear_regression, mean, median, stdev
 from typing import Any
 
+import bench_tables
+
 Row = dict[str, Any]
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -334,7 +336,14 @@ def speed_growth() -> str:
     return growth_table(result["rows"], result["environment"]["device"])
 
 
+AFTER = HERE.parent / "docs" / "after-pruning.md"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    AFTER: {
+        "engines": bench_tables.engines,
+        "networks": bench_tables.networks,
+        "kernels": bench_tables.kernels,
+        "chains": bench_tables.chains,
+    },
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},
     TRANSFORMERS: {"vit": vit, "vit-ablation": vit_ablation, "vit-sizes": vit_sizes, "language": language},

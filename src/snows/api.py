@@ -18,6 +18,7 @@ from .listeners.progress import listening
 from .patterns import PatternRules
 from .plan import Names, as_names
 from .recipe import Effort, Recipe, as_recipe
+from .results.journal import kept_solves
 from .results.report import fold
 from .results.result import Result
 from .run import Task, open_run
@@ -88,6 +89,7 @@ def prune(
         ArgumentError: An argument has the wrong form.
         InputError: The model, the data or the masks cannot be used.
         CaptureError: torch.export cannot capture the model.
+        KeyboardInterrupt: Ctrl-C was pressed. It says what `resume` has kept.
 
     Example:
         >>> import torch, snows
@@ -120,10 +122,18 @@ def prune(
         resume=_as_folder(resume),
         memory=as_bytes(memory),
     )
+    try:
+        return _run(task, progress)
+    except KeyboardInterrupt:  # raised anew: where in the solver it happened is of no use to the caller
+        raise KeyboardInterrupt(kept_solves(task.resume, "resume=DIR", "call")) from None
+
+
+def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
     with listening(progress) as listener, open_run(task, listener) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
         if task.readjusts:
             run.distill()
+        run.compare()
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}
     return Result(pruned, masks, fold(run.events), task.recipe, probe=run.probe())

@@ -144,6 +144,39 @@ def test_growth_is_a_constant_and_a_slope(benchmark: Any) -> None:
     assert "| b | -1.000 s | 2.00 s | 1.000 (1.000), 3.000 (3.000) |" in lines[1]
 
 
+def test_tables_of_timings(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios are dense over sparse; what failed or was not timed is a dash."""
+    tables = benchmark("bench_tables")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.engines() == "Not measured yet: `python benchmarks/engines.py`."
+    machine = {"device": "cpu", "cpu": "Chip", "amx": False, "threads": 2, "versions": {"torch": "2"}}
+
+    def timing(engine: str, weights: str, seconds: float | None, mode: str = "eager") -> dict[str, Any]:
+        found = None if seconds is None else {"median": seconds, "low": 0.9 * seconds, "high": 1.1 * seconds}
+        return {"engine": engine, "mode": mode, "weights": weights, "batch": 1, "timing": found}
+
+    timings = [timing("torch", "dense", 0.2), timing("torch", "sparse", None), timing("onnxruntime", "dense", 0.05)]
+    timings += [timing("openvino", "dense", 0.03), timing("openvino", "sparse", 0.02)]
+    row = {"network": "resnet50", "sparsity": 0.9, "network_timings": timings, "machine": machine}
+    (tmp_path / "engines.json").write_text(json.dumps({"rows": [row]}))
+    text = tables.engines()
+    assert "| ResNet50 | 0.9 | 1 | 200 (180–220) | – | 50 (45–55) | 30 (27–33) | 20 (18–22) | 1.50 |" in text
+    assert "Measured on: Chip, without AMX, 2 threads; torch 2." in text
+    times = {"fp16 dense": [1, 90, 1], "fp16 dense, channels first": [1, 80, 1], "fp16 2:4, searched": [1, 40, 1]}
+    product = {"outputs": 8, "inputs": 4, "positions": 1024, "microseconds": times, "errors": {}}
+    networks = [
+        timing("torch", "dense", 0.2),
+        timing("torch", "sparse", 0.4),
+        timing("torch", "sparse where it pays", 0.1),
+    ]
+    found = {"environment": {**machine, "device": "GPU"}, "products": {"rows": [product]}, "chains": {"error": "no"}}
+    found |= {"vit": {"network": networks}, "resnet": {"error": "stopped"}, "wide": {}}
+    (tmp_path / "kernels.json").write_text(json.dumps(found))
+    assert "| 8 x 4 | 1,024 | 90 | – | – | 80 / 40 (2.00) | – | – |" in tables.kernels()
+    assert "| ViT-B | 1 | eager | 200 (180–220) | 400 (360–440) | 100 (90–110) | 2.00 |" in tables.networks()
+    assert tables.chains().count("\n| ") == 1  # titles and the line below them only
+
+
 def test_parts_that_are_timed_exist(benchmark: Any) -> None:
     for parts in (benchmark("laptop").PARTS, benchmark("speed").PROFILED):
         assert all(callable(pkgutil.resolve_name(place)) for places in parts.values() for place in places)

@@ -19,18 +19,9 @@ def keeping_layers(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise Interrupted(_kept_layers(folder)) from stop
+        from ..results.journal import kept_solves
 
-
-def _kept_layers(folder: Path | None) -> str:
-    if folder is None:
-        return "nothing was saved; --resume DIR keeps finished layers"
-    from ..results.journal import count_solves
-
-    solves = count_solves(folder)
-    if not solves:
-        return f"no layer was finished; {folder} holds nothing to continue from"
-    return f"{solves} layer {'solve is' if solves == 1 else 'solves are'} kept in {folder}; the same command continues"
+        raise Interrupted(kept_solves(folder, "--resume DIR", "command")) from stop
 
 
 @contextmanager

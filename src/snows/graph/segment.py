@@ -44,7 +44,7 @@ class Program:
         self.parameters = tuple(parameter_names[n] for n in outside if n in parameter_names)
         self.gives = tuple(node.name for node in gives)
         self._outside = sorted(outside, key=lambda n: n in parameter_names)
-        self._inside = nodes
+        self.nodes = nodes
         self._results = gives
         self._names = {node: parameter_names[node] for node in outside if node in parameter_names}
         self._linearizations: dict[tuple[str, ...], Linearization] = {}
@@ -55,10 +55,12 @@ class Program:
         copies: dict[Node, Node] = {}
         for node in self._outside:
             copies[node] = graph.placeholder(node.name)
-        for node in self._inside:
+        for node in self.nodes:
             copies[node] = graph.node_copy(node, lambda n: copies[n])
             if operator_of(node).derivative is Derivative.CONVOLUTION and not self.first_order:
                 copies[node].target = convolution
+            if self.first_order and operator_of(node).products:
+                copies[node] = graph.call_function(noticing_interrupts, (copies[node],))
         graph.output(tuple(copies[node] for node in self._results))
         return fx.GraphModule(torch.nn.Module(), graph)
 
@@ -77,11 +79,18 @@ class Program:
         key = tuple(varying)
         if key not in self._linearizations:
             inputs = [by_name[name] for name in varying]
-            self._linearizations[key] = Linearization(self._inside, inputs, self._results)
+            self._linearizations[key] = Linearization(self.nodes, inputs, self._results)
         known = {node: parameters[name] for name, node in by_name.items()}
         known |= {node: values[node.name] for node in self._outside if node not in self._names}
         with sdpa_kernel(SDPBackend.MATH):
             return self._linearizations[key].at(known, dtype)
+
+
+def noticing_interrupts(value: Tensor) -> Tensor:
+    """The same value. Its backward pass calls Python here, which notices Ctrl-C; otherwise it is one native call."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        value.register_hook(lambda gradient: None)
+    return value
 
 
 @dataclass(frozen=True)

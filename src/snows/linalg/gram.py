@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from .large import cholesky, cholesky_inverse
 
 CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 30}  # held at once: caches like small chunks, kernel launches large ones
 _DAMPING_TRIES = 12
@@ -59,8 +60,8 @@ def kept_blocks(gram: Tensor, kept: Tensor, most_bytes: int | None = None) -> It
 def inverted(blocks: Tensor) -> Tensor | None:
     """The inverses of blocks (b x k x k); None if one of them is not positive definite."""
     if blocks.device.type != "cuda":
-        factor, info = torch.linalg.cholesky_ex(blocks)
-        return None if info.any() else torch.cholesky_inverse(factor)
+        factor, info = cholesky(blocks)
+        return None if info.any() else cholesky_inverse(factor)
     # On a GPU torch inverts one block after another. Products of halves take a fifth of the time.
     root, infos = inverse_root(blocks)
     return None if torch.cat(infos).any() else root.mT @ root
@@ -97,7 +98,7 @@ def damped(gram: Tensor, relative: float) -> Tensor:
     for _ in range(_DAMPING_TRIES):
         tried = relative
         result = gram + tried * scale * identity
-        if not torch.linalg.cholesky_ex(result).info.any():
+        if not cholesky(result)[1].any():
             return result
         relative = max(10 * tried, 1e-10)
     raise InputError(

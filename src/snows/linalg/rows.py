@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from ..devices.working_memory import bytes_at_once
+from ..errors import StatisticsError
 from .gram import kept_blocks
+from .large import cholesky, cholesky_inverse
 
 _COPIES = 3  # of the blocks, while they are solved
 
@@ -38,7 +40,10 @@ def from_rows(rows: Tensor, like: Tensor) -> Tensor:
 
 def inverse(gram: Tensor) -> Tensor:
     """The inverse of positive definite matrices."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    factor, info = cholesky(gram)
+    if info.any():
+        raise StatisticsError("a Gram matrix is not positive definite; it needs more damping")
+    return cholesky_inverse(factor)
 
 
 def least_squares(rows: Tensor, gram: Tensor, kept: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.gram import damped
+from ..linalg.large import eigh
 from ..linalg.rows import as_rows, from_rows, in_rows, least_squares
 from ..patterns import Pattern
 from .base import Choice, Reads
@@ -59,7 +60,7 @@ class ALPS:
             score = from_rows(values.abs(), torch.empty_like(like, dtype=values.dtype))
             return in_rows(pattern.best_mask(score), gram)
 
-        spectrum, basis = torch.linalg.eigh(gram)
+        spectrum, basis = eigh(gram)
         targets = rows @ gram
         kept = before = support(rows)
         sparse, price, penalty = rows * kept, torch.zeros_like(rows), self.penalty

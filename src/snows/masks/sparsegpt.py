@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..linalg.gram import damped
+from ..linalg.large import upper_cholesky
 from ..linalg.rows import as_rows, from_rows, inverse
 from ..patterns import Pattern, without_lowest
 from .base import Choice, Reads, Takes, require_pattern
@@ -48,7 +49,7 @@ class SparseGPT:
         require_pattern(self, {name: pattern})
         rows, gram = as_rows(weight, gram)
         rows = rows.clone()  # changed in place below
-        factor = torch.linalg.cholesky(inverse(damped(gram, self.damping)), upper=True)
+        factor = upper_cholesky(inverse(damped(gram, self.damping)))
         # The groups of N:M come one by one: each is chosen from the weights as the sweep has changed them.
         step = self.block if pattern.group is None else pattern.group.size
         kept = torch.ones_like(rows, dtype=torch.bool)

@@ -135,6 +135,16 @@ def count_solves(folder: Path) -> int:
     return len(_files(folder, "sweep*-layer*"))
 
 
+def kept_solves(folder: Path | None, option: str, again: str) -> str:
+    """What a run that was stopped has kept, and how to go on."""
+    if folder is None:
+        return f"nothing was saved; {option} keeps finished layers"
+    solves = count_solves(folder)
+    if not solves:
+        return f"no layer was finished; {folder} holds nothing to continue from"
+    return f"{solves} layer {'solve is' if solves == 1 else 'solves are'} kept in {folder}; the same {again} continues"
+
+
 def _files(folder: Path, name: str) -> list[Path]:
     return sorted((folder / _LAYERS).glob(f"{name}-{'[0-9a-f]' * _DIGEST}.safetensors"))
 

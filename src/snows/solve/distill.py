@@ -29,6 +29,7 @@ from ..graph import Graph
 from ..graph.kind import is_image
 from ..graph.segment import Values
 from .augment import random_views
+from .footprint import ending_soon
 from .objective import square_sum
 from .settings import DistillSettings
 
@@ -62,7 +63,8 @@ class Distillation:
             held-out samples among the start and the points that were evaluated.
         """
         batch = min(self.settings.batch, self.fitted.count)
-        pieces = _pieces(self.graph, batch, self.memory)
+        device = next(iter(parameters.values())).device
+        pieces = max(_pieces(self.graph, batch, self.memory), math.ceil(batch / ending_soon(self.graph, device)))
         while True:
             try:
                 return self._train(parameters, pieces, batch // pieces, notify)
@@ -147,13 +149,18 @@ class _Best:
         return {name: value.detach().clone() for name, value in self._trained.masked().items()}
 
 
+def matched(graph: Graph) -> Sequence[Node]:
+    """The operations whose outputs are matched, beside the network's own."""
+    return graph.operations
+
+
 class _Match:
     """The distance of the network's operations and outputs from the dense network's, each divided by its variance."""
 
     def __init__(self, graph: Graph, samples: Samples) -> None:
         self.graph = graph
         outputs = [node for node in graph.outputs if isinstance(node.meta.get("val"), Tensor)]
-        nodes = list(dict.fromkeys([*graph.operations, *outputs]))
+        nodes = list(dict.fromkeys([*matched(graph), *outputs]))
         self.program = graph.giving(nodes, first_order=True)
         with torch.no_grad():
             values = self._run(samples.rows(0, _VARIANCE_SAMPLES), graph.parameters)

@@ -55,7 +55,7 @@ class Estimate:
         """Samples in one curvature product of the group."""
         if self.settings.in_minibatches:
             return min(self.settings.minibatch, self.samples)
-        inputs = [self._inputs(planned) for planned in group]
+        inputs = [self.kept_inputs(planned) for planned in group]
         return min(samples_in_products(self.settings.curvature, inputs), self.samples)
 
     @cached_property
@@ -82,13 +82,13 @@ class Estimate:
 
     def _factors(self, group: tuple[PlannedLayer, ...]) -> tuple[int, int]:
         """Bytes of the row blocks on the device, and of the working memory that inverts them."""
-        sizes = [(planned.layer.shape[0], self._inputs(planned)) for planned in group]
+        sizes = [(planned.layer.shape[0], self.kept_inputs(planned)) for planned in group]
         kept = [4 * rows * inputs**2 for rows, inputs in sizes]
         chunk = min(CHUNK_BYTES.get(self.device.type, CHUNK_BYTES["cpu"]), self.memory.chunk)
         made = max(min(8 * rows * inputs**2, max(chunk, 8 * inputs**2)) for rows, inputs in sizes)
         return sum(size for size in kept if size <= self.memory.factors), FACTORING * made
 
-    def _inputs(self, planned: PlannedLayer) -> int:
+    def kept_inputs(self, planned: PlannedLayer) -> int:
         """Inputs that an output keeps in the first mask step, which keeps most."""
         first_step = 1 / self.settings.mask_steps
         sparsity = 1 - _DENSITY if planned.pattern is None else planned.pattern.on_the_way(first_step).sparsity

@@ -11,10 +11,11 @@ from ..graph.cost import Cost
 from ..graph.segment import SampleLayout
 from ..plan import Plan, PlannedLayer
 from .objective import CurvatureKind
-from .settings import Settings
+from .settings import ALL_SAMPLES, Settings
 
 GRADIENT = 1.5  # a gradient takes this multiple of a pass's values: the values, their errors and slopes
 _MICRO_BATCH = {"cpu": 250, "cuda": 1000}  # small pieces fit CPU caches, large ones keep a GPU busy
+_MOST_FLOPS = 6e10  # of one operation on one piece, on a CPU: one to three seconds on two cores
 
 
 def linearized_bytes(cost: Cost, kind: CurvatureKind, precision: torch.dtype) -> int:
@@ -54,4 +55,12 @@ def micro_batch_size(
 
     fitting = memory.one_pass // max([1, *(needed(group) for group in plan.groups)])
     together = settings.minibatch if settings.in_minibatches else settings.curvature.samples
-    return max(1, min(together, _MICRO_BATCH.get(device.type, 250), fitting, samples))
+    return max(1, min(together, _MICRO_BATCH.get(device.type, 250), fitting, ending_soon(graph, device), samples))
+
+
+def ending_soon(graph: Graph, device: torch.device) -> int:
+    """Samples for which every single operation ends within seconds, as Ctrl-C is not noticed inside of one."""
+    if device.type != "cpu":
+        return ALL_SAMPLES
+    largest = max([1, *(int(node.meta["flops"]) for node in graph.nodes)])
+    return max(1, int(_MOST_FLOPS // largest))

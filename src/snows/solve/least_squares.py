@@ -22,6 +22,7 @@ from torch import Tensor
 from ..data.moments import Moments
 from ..errors import StatisticsError
 from ..linalg.gram import inverted, kept_blocks
+from ..linalg.large import multiplication_by, product
 from .cg import CGOptions, Product, conjugate_gradient
 
 _DAMPING_RETRIES = 12
@@ -33,7 +34,7 @@ _FEW_FLOPS = {"cpu": 1e10, "cuda": 1e12}
 _BLOCK_PENALTY = (
     3.0  # an operation of a block takes longer than one of a large product: on a CPU 17 to 26 of 60 GFLOP/s
 )
-_USUAL_STEPS = 40  # of a shared factor: 30 to 60 on layers of ResNet50
+USUAL_STEPS = 40  # of a shared factor: 30 to 60 on layers of ResNet50
 _MORE_PRODUCTS = 10  # that Newton-CG takes to the same loss, preconditioned by a shared factor instead of blocks
 _MOST_STEPS = 200
 _LEAST_GAIN = {torch.float32: 1e-8, torch.float64: 1e-13}  # of a step, as a share of the error that is left
@@ -145,15 +146,28 @@ def row_systems(
         chunk_bytes: How much is inverted at once.
     """
     counts = kept.sum(1).double()
-    device = gram.device.type if gram.device.type in _MAX_FLOPS else "cpu"
     flops, size = float(counts.pow(3).sum()), float(counts.pow(2).sum()) * torch.finfo(dtype).bits / 8
-    affordable = flops / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
     columns = gram.shape[-1]
-    shared_flops = len(gram) * columns**3 + _USUAL_STEPS * 4 * len(kept) * columns**2 + _MORE_PRODUCTS * product_flops
-    cheaper = flops <= _FEW_FLOPS[device] or _BLOCK_PENALTY * flops <= shared_flops
-    if affordable and cheaper:
+    shared_flops = len(gram) * columns**3 + USUAL_STEPS * 4 * len(kept) * columns**2
+    if takes_blocks(flops, size, shared_flops, product_flops, gram.device.type):
         return RowBlocks(gram, kept, relative_damping, dtype, device_bytes, chunk_bytes)
     return SharedFactor(gram, kept, relative_damping, dtype)
+
+
+def takes_blocks(flops: float, size: float, shared_flops: float, product_flops: float, device: str) -> bool:
+    """Whether the rows of a layer are solved in blocks.
+
+    Args:
+        flops: To invert all blocks.
+        size: Bytes of the inverse blocks.
+        shared_flops: Of a shared factor and its usual steps.
+        product_flops: As for `row_systems`.
+        device: A type of device.
+    """
+    device = device if device in _MAX_FLOPS else "cpu"
+    affordable = flops / 3 <= _MAX_FLOPS[device] and size <= _MAX_BYTES[device]
+    with_products = shared_flops + _MORE_PRODUCTS * product_flops
+    return affordable and (flops <= _FEW_FLOPS[device] or _BLOCK_PENALTY * flops <= with_products)
 
 
 class RowBlocks(RowSystems):
@@ -190,8 +204,8 @@ class RowBlocks(RowSystems):
     def changes(self, residual: Tensor, error: float) -> Iterator[Tensor]:
         """A few steps of conjugate gradients remove the rounding of the inverses."""
         options = CGOptions(max_steps=15, relative_tolerance=1e-12)
-        product: Product = lambda v: self.apply_gram(v) * self.kept  # noqa: E731
-        yield conjugate_gradient(product, residual, options, self.solve, self.damping).solution
+        gram: Product = lambda v: self.apply_gram(v) * self.kept  # noqa: E731
+        yield conjugate_gradient(gram, residual, options, self.solve, self.damping).solution
 
     def _factor(self) -> None:
         """Invert every block. The damping is raised until all of them are positive definite."""
@@ -225,7 +239,7 @@ class SharedFactor(RowSystems):
     def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
         super().__init__(gram, kept, relative_damping)
         self._gram = gram.to(dtype)
-        self._inverse = self._inverted()
+        self._times_gram, self._times_inverse = _multiplication(self._gram), _multiplication(self._inverted())
 
     def solve(self, rhs: Tensor) -> Tensor:
         """A few steps of the Chebyshev iteration. Unlike conjugate gradients they are a linear function of rhs."""
@@ -284,10 +298,10 @@ class SharedFactor(RowSystems):
         return torch.where(norms > 0, _POWER_MARGIN * norms, torch.ones_like(norms))
 
     def _precondition(self, rows: Tensor) -> Tensor:
-        return _by_group(rows, self._inverse) * self.kept
+        return self._times_inverse(rows) * self.kept
 
     def _product(self, rows: Tensor) -> Tensor:
-        return (_by_group(rows, self._gram) + self.damping * rows) * self.kept
+        return (self._times_gram(rows) + self.damping * rows) * self.kept
 
     def _residual(self, rhs: Tensor, x: Tensor) -> Tensor:
         return (rhs - self.apply_gram(x) - self.damping * x) * self.kept
@@ -323,8 +337,13 @@ class SharedFactor(RowSystems):
 
 def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:
     """Each row (rows x columns) times the matrix of its group (groups x columns x columns)."""
-    product: Tensor = (rows.unflatten(0, (len(matrices), -1)) @ matrices).flatten(0, 1)
-    return product
+    return product(rows.unflatten(0, (len(matrices), -1)), matrices).flatten(0, 1)
+
+
+def _multiplication(matrices: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same, for matrices that much is multiplied by."""
+    multiply = multiplication_by(matrices)
+    return lambda rows: multiply(rows.unflatten(0, (len(matrices), -1))).flatten(0, 1)
 
 
 def _singular(relative_damping: float) -> StatisticsError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor
 
 from snows.graph.convolution import convolution
-from snows.graph.segment import Program, SampleLayout
+from snows.graph.segment import Program, SampleLayout, noticing_interrupts
 from tests.graphs import SAMPLES, Builder, random
 from tests.networks import captured, example
 
@@ -47,6 +50,31 @@ def test_a_program_without_nodes_gives_nothing() -> None:
     assert program({}, {}) == {}
 
 
+def test_ctrl_c_is_noticed_between_the_operations_of_a_backward_pass() -> None:
+    """A backward pass is one native call, which does not look for signals by itself."""
+    weight = torch.randn(500, 500) / 22
+    x = torch.ones(500, 500, requires_grad=True)
+
+    def seconds(interrupt_after: float) -> float:
+        y = x
+        for _ in range(100):
+            y = noticing_interrupts(y @ weight)
+        total = y.sum()
+        began = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, interrupt_after)
+        with suppress(KeyboardInterrupt):
+            total.backward()  # type: ignore[no-untyped-call]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return time.monotonic() - began
+
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # a timer that presses Ctrl-C
+    try:
+        whole = min(seconds(60), seconds(60))
+        assert seconds(whole / 10) < 0.7 * whole
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.parametrize("first_order", [False, True])
 def test_convolutions_with_cheap_second_derivatives_are_used_where_these_are_wanted(first_order: bool) -> None:
     builder = Builder()
@@ -57,7 +85,9 @@ def test_convolutions_with_cheap_second_derivatives_are_used_where_these_are_wan
     graph = builder.build(*builder.nodes)
     program = graph.giving(graph.nodes, first_order)
     assert program.first_order is first_order
-    used = [node.target for node in program._module.graph.nodes if node.op == "call_function"]
+    calls = [node.target for node in program._module.graph.nodes if node.op == "call_function"]
+    used = [target for target in calls if target is not noticing_interrupts]
+    assert len(calls) - len(used) == (2 if first_order else 0)
     assert used == [aten.conv2d.default if first_order else convolution, aten.conv2d.padding]
     assert [node.target for node in graph.nodes] == [aten.conv2d.default, aten.conv2d.padding]
     values = program({graph.inputs[0].name: x.meta["val"]}, graph.parameters)

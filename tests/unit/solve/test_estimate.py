@@ -213,7 +213,7 @@ def test_inputs_that_are_kept() -> None:
         made = made_up(given_mask=given_mask)
         if not given_mask:
             group_of(made)[0].pattern = NM(3, 4)
-        assert made._inputs(group_of(made)[0]) == inputs
+        assert made.kept_inputs(group_of(made)[0]) == inputs
 
 
 @pytest.mark.parametrize(("total", "working"), [(1 << 40, 5 * 8 * 10 * 4**2), (1000, 5 * 8 * 4**2), (5000, 5 * 200)])

@@ -1,0 +1,91 @@
+"""Ctrl-C in a script: soon, with what is kept, and without the frames of the solver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+
+import snows
+from snows.events import Event, LayerSolved
+from tests.networks import example, make
+
+ROOT = Path(__file__).parents[2]
+RECIPE = snows.Recipe(horizon=1, sweeps=1, cg_steps=2)
+
+
+def stop(event: Event) -> None:
+    if isinstance(event, LayerSolved):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_it_says_what_is_kept_without_our_frames(keeps: bool, tmp_path: Path) -> None:
+    resume = tmp_path / "state" if keeps else None
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        snows.prune(make("conv-bn"), example("conv-bn", 24), "2:4", recipe=RECIPE, progress=stop, resume=resume)
+    words = f"1 layer solve is kept in {resume}; the same call continues" if keeps else "nothing was saved; resume=DIR"
+    assert words in str(stopped.value)
+    text = "".join(traceback.format_exception(stopped.value))
+    ours = [line for line in text.splitlines() if f"{os.sep}snows{os.sep}" in line and "File " in line]
+    assert len(ours) == 1, text
+    assert "in prune" in ours[0]
+
+
+SCRIPT = """
+import sys, torch, snows
+from snows.events import LayerStarted
+
+def listener(event):
+    if isinstance(event, LayerStarted):
+        print("started", flush=True)
+
+columns, rows, mask = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(columns, rows), torch.nn.ReLU(), torch.nn.Linear(rows, 10)).eval()
+snows.prune(model, torch.randn(256, columns), "2:4", layers="0", mask=mask, progress=listener)
+print("finished", flush=True)
+"""
+
+
+def seconds_to_end(wait: float, *words: str) -> float:
+    """From Ctrl-C, so many seconds after the layer was begun, to the end of the process."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    assert script.stdout is not None
+    assert script.stdout.readline() == "started\n"
+    time.sleep(wait)
+    began = time.monotonic()
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=60)
+    assert out == "", "it had finished before; take a larger layer"
+    assert err.strip().endswith("KeyboardInterrupt: nothing was saved; resume=DIR keeps finished layers"), err
+    return time.monotonic() - began
+
+
+def test_a_script_ends_soon() -> None:
+    assert seconds_to_end(0.3, "4608", "512", "magnitude") < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [1.0, 4.0, 8.0])
+def test_a_script_ends_soon_in_a_very_wide_layer(wait: float) -> None:
+    assert seconds_to_end(wait, "9216", "512", "magnitude") < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [3.0, 9.0])
+def test_a_script_ends_soon_in_eigenvectors(wait: float) -> None:
+    assert seconds_to_end(wait, "4608", "256", "alps") < 5
