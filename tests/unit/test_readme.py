@@ -44,7 +44,8 @@ def test_names_of_the_package_exist(document: Path) -> None:
 
 
 def test_figures_are_what_the_results_say() -> None:
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "draw_docs.py", "--check"], capture_output=True, text=True)
+    script = ROOT / "scripts" / "draw_docs.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     drawn = {path.name for path in (ROOT / "docs" / "figures").iterdir()}
     shown = {name for page in DOCUMENTS for name in re.findall(r"figures/([\w-]+\.\w+)", page.read_text("utf-8"))}
