@@ -48,6 +48,9 @@ FLAGS = {
         "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
         "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
+    "attention": [
+        "--data", "--weights", "--pruned", "--images", "--out", "--device", "--seed", "--quiet", "--config", "--debug",
+    ],
     "retrain": [
         "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
         "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
