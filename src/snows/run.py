@@ -39,6 +39,7 @@ from .events import (
     RunStarted,
 )
 from .graph import Graph
+from .graph.comparison import compare_at_sizes
 from .graph.flops import network_flops
 from .masks import Choice, MaskMethod, NetworkMethod, default_spread
 from .masks.given import settle_reference, warn_of_empty_rows
@@ -129,7 +130,8 @@ class Run:
         self.fitted, self.held_out = self._split()
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
-            self.source, self._plan = self._mask_source(given, method)
+            self._compare_with_model()
+        self.source, self._plan = self._mask_source(given, method)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
         self._current = dict(self.graph.parameters)
@@ -319,6 +321,14 @@ class Run:
             "versions": _versions(),
         }
 
+    def _compare_with_model(self) -> None:
+        """Where forward depends on the batch size: the graph must do as the model on the batches that are to come."""
+        compare_at_sizes(self._prepared.model, self.graph, self._batch_size, self._prepared.samples.call_arguments)
+
+    @cached_property
+    def _batch_size(self) -> int:
+        return micro_batch_size(self.graph, self._plan, self.fitted.count, self.settings, self.device, self.memory)
+
     def _mask_source(self, given: Mapping[str, Tensor] | None, method: MaskMethod | None) -> tuple[MaskSource, Plan]:
         """Where masks come from, and the plan with each layer's own sparsity."""
         if method is None:
@@ -349,7 +359,7 @@ class Run:
     @cached_property
     def _activations(self) -> Activations:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
-        size = micro_batch_size(graph, plan, fitted.count, self.settings, self.device, self.memory)
+        size = self._batch_size
         if self.task.readjusts and self.device.type != "cpu":
             count = fitted.count + held_out.count
             estimate = Estimate(graph, plan, self.settings, self.memory, self.device, count, size)

@@ -52,12 +52,14 @@ class OwnMask:
 class Prepared:
     """What a run works with.
 
-    graph      the captured network, with its parameters on the device
+    model      a copy of the model in eval mode, with its masks applied
+    graph      the captured network, with its parameters on the device: those of `model` until a run replaces them
     samples    the calibration samples, shuffled
     device     where to work
     own_masks  masks that the model came with, by parameter name
     """
 
+    model: nn.Module
     graph: Graph
     samples: Samples
     device: torch.device
@@ -158,7 +160,7 @@ def _prepare(
     samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    return Prepared(graph, samples, first.device, own_masks)
+    return Prepared(work, graph, samples, first.device, own_masks)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
