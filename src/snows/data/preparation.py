@@ -29,6 +29,7 @@ from torch.nn.utils import prune as torch_prune
 from ..caller import cpu_by_default, free_in_children
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, capture
+from ..graph.comparison import compare_at_sizes
 from .samples import Samples, read_samples
 from .usable import require_usable
 from .weights import mask_names, stowed_name
@@ -64,6 +65,10 @@ class Prepared:
     samples: Samples
     device: torch.device
     own_masks: dict[str, OwnMask]
+
+    def compare_at_sizes(self, largest: int) -> None:
+        """Compare the graph with the model up to this batch size, where forward depends on it."""
+        compare_at_sizes(self.model, self.graph, largest, self.samples.call_arguments)
 
     def take_dense(self, names: Iterable[str]) -> None:
         """Give these layers their dense weights back, if the model came with them."""
