@@ -61,7 +61,7 @@ class WatchedTogether(Watched):
         return self.masks(network.weights, network.patterns)
 
 
-@pytest.mark.filterwarnings("ignore:the mask of")  # all weights of one of few outputs may go
+@pytest.mark.filterwarnings("ignore:the masks? of")  # all weights of one of few outputs may go
 @pytest.mark.parametrize(
     ("pattern", "options", "expected"),
     [
