@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ..graph.flops import FlopCount
+from .tables import flops_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -30,9 +33,14 @@ def print_bench(found: Benchmark, console: Console) -> None:
     for sentence, layers in _never(found.layers).items():
         console.print(f"  {_names(layers)}: {sentence}")
     if found.not_timed:
-        console.print(f"  the time limit left out {len(found.not_timed)}: {', '.join(found.not_timed[:4])} …")
+        console.print(f"  the time limit left out {len(found.not_timed)}: {_names(list(found.not_timed))}")
     if found.flops:
-        console.print(f"FLOPs: {found.flops['reduction']:.2f} times fewer. That is no time; times are above.")
+        count = FlopCount(*(int(found.flops[name]) for name in ("dense", "sparse", "attention")))
+        console.print(f"{flops_line(count)}. That is no time; times are above.")
+    for batch in found.batches:
+        if best := found.fastest(batch):
+            way = f"{best.engine}, {best.mode}, weights {best.weights}"
+            console.print(f"Fastest whole network at batch {batch}: {way}")
     console.print(_advice(found))
 
 

@@ -40,7 +40,7 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
     if report.network_flops:
-        console.print(f"  {_flops(report.flops)}")
+        console.print(f"  {flops_line(report.flops)}")
     for line in _prune_notes(report):
         console.print(f"  {line}")
     if out is None:
@@ -179,10 +179,10 @@ def print_inspection(found: Inspection) -> None:
         f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
         + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
-    console.print(_flops(found.flops))
+    console.print(flops_line(found.flops))
 
 
-def _flops(count: FlopCount) -> str:
+def flops_line(count: FlopCount) -> str:
     without = f" ({count.reduction_without_attention:.2f} without attention's products)" if count.attention else ""
     return (
         f"FLOPs of one sample: {count.dense / 1e9:.3g} G dense, {count.sparse / 1e9:.3g} G sparse, "

@@ -127,7 +127,10 @@ class _Bench:
         calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
         modes = sum(len(modes_of(self.device)) if engine == "torch" else 1 for engine in engines)
-        first = {case.key: case for case in reversed(cases.values()) if case.kernels}
+        first: dict[Any, LayerCase] = {}
+        for case in cases.values():
+            if case.kernels:
+                first.setdefault(case.key, case)
         total = (len(first) + modes) * len(self.batches)
         with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says about its sparse formats

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 import snows
 from snows.data.layer_lists import read_layer_list
-from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming
+from snows.errors import InputError
+from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
 from snows.timing.clock import Timing
 from tests.saved import strict
 
@@ -53,6 +57,17 @@ def test_the_kernel_that_is_fastest_at_the_largest_batch() -> None:
     assert layer("x").kernel is None
 
 
+def test_the_fastest_way_of_the_whole_network() -> None:
+    rows = [
+        NetworkTiming("torch", "eager", "sparse", 1, timing(3)),
+        NetworkTiming("openvino", "float32", "dense", 1, timing(2)),
+        NetworkTiming("torch", "compiled", "all", 1, None, "it failed"),
+    ]
+    found = replace(FOUND, network=tuple(rows))
+    assert found.fastest(1) == rows[1]
+    assert found.fastest(8) is None
+
+
 def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     FOUND.save(file)
@@ -61,3 +76,8 @@ def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:
     assert data["layers"][0]["timings"][0]["dense"]["median"] == 0.002
     assert read_layer_list(file) == ("fast",)
     assert snows.Benchmark is Benchmark
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write .*nothing/bench.json"):
+        FOUND.save(tmp_path / "nothing" / "bench.json")
