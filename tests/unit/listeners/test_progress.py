@@ -195,7 +195,7 @@ def test_the_bar_is_closed_after_a_failure() -> None:
 def events_of_a_run(**options: object) -> list[Event]:
     seen: list[Event] = []
     recipe = snows.Recipe(horizon=1, sweeps=2, cg_steps=2, finish_steps=3)
-    snows.prune(make("conv-bn"), example("conv-bn", 24), "2:4", recipe=recipe, progress=seen.append, **options)
+    snows.prune(make("conv-bn"), example("conv-bn", 32), "2:4", recipe=recipe, progress=seen.append, **options)
     return seen
 
 
