@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import (
     ChannelsPermuted,
@@ -32,6 +32,11 @@ from ..events import (
 from ..graph.flops import FlopCount
 from .files import write_whole
 from .html import render
+from .plot import plot
+from .summary import as_html, as_text, one_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = 1
 
@@ -72,7 +77,7 @@ class LayerReport:
         return 1 - self.kept / self.weights
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """How a model was pruned.
 
@@ -198,6 +203,27 @@ class Report:
     def to_json(self) -> str:
         """The report as strict JSON."""
         return json.dumps(self.to_dict(), indent=2)
+
+    def __repr__(self) -> str:
+        return f"<Report: {one_line(self.to_dict())}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.to_dict())
+
+    def summary(self) -> str:
+        """The headline, a table of the layers, and which of them to look at, as text."""
+        return as_text(self.to_dict())
+
+    def plot(self) -> Figure:
+        """Losses of every layer and errors of every operation, drawn by matplotlib: `report.plot().savefig("run.png")`.
+
+        Returns:
+            A figure of matplotlib. A notebook shows it.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        return plot(self.to_dict())
 
     def to_html(self, path: str | Path, refresh: float | None = None) -> None:
         """Write the report as a page for a browser.
