@@ -128,7 +128,10 @@ def _row(layer: Data, said: str) -> Row:
 
 def _layer_facts(layer: Data, outcome: str) -> str:
     shape = " × ".join(map(str, layer["shape"]))
-    words = f"{shape}, pattern {layer['pattern']}, {layer['kept']:,} of {layer['weights']:,} weights kept."
+    kept = (
+        f"{layer['kept']:,} of " if layer["kept"] < layer["weights"] else ""
+    )  # all of them until the run has finished
+    words = f"{shape}, pattern {layer['pattern']}, {kept}{layer['weights']:,} weights{' kept' if kept else ''}."
     if len(layer["group"]) > 1:
         others = ", ".join(name for name in layer["group"] if name != layer["name"])
         words += f" Solved together with {others}."

@@ -238,6 +238,16 @@ class Report:
         write_whole(Path(path), render(self.to_dict(), refresh).encode())
 
 
+def beside(report: Report, name: str, other: Report) -> Report:
+    """The report with the errors of another run's operations, if both measured the same ones on the same samples."""
+    mine, others = report.operations, other.operations
+    if mine is None or others is None or (mine.names, mine.samples) != (others.names, others.samples):
+        return report
+    first, *rest = mine.errors
+    errors = {first: mine.errors[first], name: list(others.errors.values())[-1], **{k: mine.errors[k] for k in rest}}
+    return dataclasses.replace(report, operations=dataclasses.replace(mine, errors=errors))
+
+
 def finite(data: Any) -> Any:
     """The same data with None for what JSON cannot say: NaN and infinity."""
     if isinstance(data, dict):
