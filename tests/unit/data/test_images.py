@@ -153,7 +153,7 @@ def test_a_folder_that_vanishes_or_is_closed(
 
     monkeypatch.setattr(os, "scandir", fails)
     if kind is FileNotFoundError:
-        assert [file.name for file, _ in images.labeled_files(tmp_path)] == ["x.png"]
+        assert [file.name for file, _ in images.image_files(tmp_path)] == ["x.png"]
     else:
         with pytest.raises(InputError, match=r"cannot read .*inside: it is gone"):
-            images.labeled_files(tmp_path)
+            images.image_files(tmp_path)
