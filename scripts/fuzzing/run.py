@@ -24,11 +24,10 @@ import torch
 
 import snows
 
-from .targets import TARGETS
+from .classes import TARGETS
+from .targets import require_printable
 from .world import Case, make_world
 
-SECONDS_OF_A_CASE = 20
-MEMORY = 1 << 30
 _KEPT_FAILURES = 20
 
 
@@ -42,6 +41,8 @@ class Fuzz:
 
     folder: Path
     failures: Path
+    seconds_of_a_case: int = 20
+    most_memory: int = 1 << 30  # bytes that the process may grow by
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
@@ -68,24 +69,28 @@ class Fuzz:
         self.seconds[name] += time.perf_counter() - began  # type: ignore[assignment]  # a sum all the same
         if problem is None and self.outside:
             problem = f"wrote outside of its folder: {self.outside[0]}"
-        if problem is None and _memory() - self.memory > MEMORY:
+        if problem is None and _memory() - self.memory > self.most_memory:
             problem = f"memory rose by {(_memory() - self.memory) / 2**20:.0f} MiB"
             self.memory = _memory()
         if problem is not None:
             self._keep(name, seed, number, place, problem)
-        shutil.rmtree(place)
+        _remove(place)
 
     def _try(self, target: Callable[[Case], None], case: Case) -> str | None:
         """What is wrong, or None."""
         try:
-            with warnings.catch_warnings(), _time_limit(), torch.random.fork_rng():
+            with warnings.catch_warnings(), _time_limit(self.seconds_of_a_case), torch.random.fork_rng():
                 warnings.simplefilter("ignore")
                 target(case)
         except snows.SnowsError as error:
             self.refused[target.__name__] += 1
+            try:
+                require_printable(str(error))
+            except RuntimeError as problem:
+                return str(problem)
             return None if str(error).strip() else f"{type(error).__name__} without a sentence"
         except TooSlow:
-            return f"took more than {SECONDS_OF_A_CASE} s\n{traceback.format_exc()}"
+            return f"took more than {self.seconds_of_a_case} s\n{traceback.format_exc()}"
         except Exception:
             return traceback.format_exc()
         return None
@@ -100,7 +105,7 @@ class Fuzz:
             return
         kept = self.failures / f"{name}-{seed}-{number}"
         shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(place, kept)
+        shutil.copytree(place, kept, symlinks=True, ignore=_no_files)
         (kept / "problem.txt").write_text(problem, encoding="utf-8", errors="backslashreplace")
         sentence = f"FAILED {kind} (case {number}, kept in {kept})"
         print(sentence.encode("utf-8", "backslashreplace").decode(), flush=True)
@@ -129,21 +134,41 @@ def _watch(event: str, args: tuple[Any, ...]) -> None:
     if isinstance(path, int):
         return
     text = os.path.abspath(os.fsdecode(path))
-    if not text.startswith((str(_WATCHED[-1].folder), str(_WATCHED[-1].failures), "/dev/")):
+    if not text.startswith((str(_WATCHED[-1].folder), str(_WATCHED[-1].failures), "/dev/", "/proc")):
         _WATCHED[-1].outside.append(f"{event} {text}")
+
+
+def _remove(place: Path) -> None:
+    """All of it, folders without permission included."""
+    for folder, inside, _ in os.walk(place):
+        for name in inside:
+            path = Path(folder) / name
+            if not path.is_symlink():
+                path.chmod(0o700)
+    shutil.rmtree(place)
 
 
 def _memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _no_files(folder: str, names: list[str]) -> list[str]:
+    """What cannot be copied: FIFOs and sockets, huge files, and what may not be read."""
+    paths = {name: Path(folder) / name for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not path.is_symlink() and not path.is_dir() and not (path.is_file() and path.stat().st_size < 1 << 24)
+    ]
+
+
 @contextmanager
-def _time_limit() -> Iterator[None]:
+def _time_limit(seconds: int) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise TooSlow
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(SECONDS_OF_A_CASE)
+    signal.alarm(seconds)
     try:
         yield
     finally:
@@ -152,11 +177,11 @@ def _time_limit() -> Iterator[None]:
 
 
 @contextmanager
-def fuzzing(failures: Path) -> Iterator[Fuzz]:
+def fuzzing(failures: Path, **limits: int) -> Iterator[Fuzz]:
     """A fuzz in a temporary folder, with an eye on every file that is written."""
     sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     with tempfile.TemporaryDirectory(prefix="snows-fuzz-") as folder:
-        fuzz = Fuzz(Path(folder).resolve(), failures.resolve())
+        fuzz = Fuzz(Path(folder).resolve(), failures.resolve(), **limits)
         _WATCHED.append(fuzz)
         try:
             yield fuzz

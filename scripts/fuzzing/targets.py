@@ -95,7 +95,7 @@ def result_folder(case: Case) -> None:
     if name != manifest.MANIFEST and case.random.random() < 0.8:
         facts = {path.name: manifest.file_facts(path) for path in place.iterdir() if path.name != manifest.MANIFEST}
         (place / manifest.MANIFEST).write_text(manifest.render_manifest(facts, {}), encoding="utf-8")
-    _all_of(
+    all_of(
         lambda: snows.verify(place, case.fresh_model()),
         lambda: snows.load(place, case.fresh_model()),
         lambda: snows.load(place),
@@ -149,7 +149,7 @@ def comparison_folder(case: Case) -> None:
     case.write("cells/settings.json", spoil_json(case.random, json.dumps(settings)))
     case.write(f"cells/{CELLS}/a.json", spoil_json(case.random, '{"mask": "magnitude", "seconds": 1.5}'))
     folder = Folder(case.folder / "cells", settings)
-    _all_of(folder.check, lambda: folder.cell("a.json"))
+    all_of(folder.check, lambda: folder.cell("a.json"))
 
 
 def npz_file(case: Case) -> None:
@@ -190,13 +190,13 @@ def config_file(case: Case) -> None:
     text = spoil_text(case.random, whole) if case.random.random() < 0.98 else "x = " + "[" * 5000
     path = case.write("c.toml", text.encode("utf-8", "surrogatepass"))
     read = Request("m", None, None, 1, 0, "cpu", True, read_config(path))
-    _all_of(read.data_config, lambda: read.recipe("default", None))
+    all_of(read.data_config, lambda: read.recipe("default", None))
 
 
 def recipe_file(case: Case) -> None:
     content = spoil_json(case.random, DEFAULT.to_json())
     name = str(case.write("r.json", content))
-    _all_of(
+    all_of(
         lambda: Recipe.from_json(content.decode("utf-8", "replace")),
         lambda: Request("m", None, None, 1, 0, "cpu", True).recipe(name, None),
     )
@@ -206,7 +206,7 @@ def pattern_text(case: Case) -> None:
     whole = case.random.choice(["2:4", "0.7", "0.7 erk", "0.7 measured flops max=0.9 min=0.1", "1:4, 2=2:4, 4=dense"])
     text = spoil_text(case.random, whole)
     graph = case.world.prepared.graph
-    _all_of(
+    all_of(
         lambda: make_plan(graph, PatternRules.parse(text), 2),
         lambda: PatternRules.parse(odd_value(case.random)),
         lambda: PatternRules.parse({odd: odd_value(case.random) for odd in ("*", case.some_word())}),
@@ -246,7 +246,7 @@ def command_line(case: Case) -> None:
             words.append(rng.choice(_FLAGS[flag]) if fitting else rng.choice([case.some_word(), str(odd_value(rng))]))
     if rng.random() < 0.1:
         rng.shuffle(words)
-    _run_command([word.replace("\0", "?") for word in words], case.folder)  # no system hands a NUL on
+    run_command([word.replace("\0", "?") for word in words], case.folder)  # no system hands a NUL on
 
 
 _FLAGS: dict[str, list[str]] = {
@@ -265,7 +265,7 @@ TARGETS: dict[Callable[[Case], None], int] = {
 }  # fmt: skip
 
 
-def _all_of(*steps: Callable[[], Any]) -> None:
+def all_of(*steps: Callable[[], Any]) -> None:
     """Each, whether or not those before were refused."""
     refusal = None
     for step in steps:
@@ -277,7 +277,13 @@ def _all_of(*steps: Callable[[], Any]) -> None:
         raise refusal
 
 
-def _run_command(words: list[str], folder: Path) -> None:
+def require_printable(text: str) -> None:
+    """Nothing in it may be obeyed by a terminal."""
+    if not text.replace("\n", "").isprintable():
+        raise RuntimeError(f"escape codes would reach the terminal: {text[:200]!r}")
+
+
+def run_command(words: list[str], folder: Path) -> None:
     def stop(*_: Any, **__: Any) -> Any:
         raise snows.InputError("the work would begin here")
 
@@ -290,9 +296,14 @@ def _run_command(words: list[str], folder: Path) -> None:
     try:
         for patch in patches:
             patch.start()
-        with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")) as out, redirect_stderr(io.StringIO()):
-            cli.main()
-            out.flush()
+        shown, errors = io.BytesIO(), io.StringIO()
+        with redirect_stdout(io.TextIOWrapper(shown, "utf-8")) as out, redirect_stderr(errors):
+            try:
+                cli.main()
+            finally:
+                out.flush()
+                require_printable(shown.getvalue().decode("utf-8"))
+                require_printable(errors.getvalue())
     except SystemExit as ended:
         if ended.code not in (None, 0, 1, 2):
             raise RuntimeError(f"exit status {ended.code}") from ended

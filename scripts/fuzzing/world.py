@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class World:
     journal: dict[str, bytes]
     images: list[bytes]
     npz: bytes
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
+    saved_result: snows.Result
 
 
 def make_world(folder: Path) -> World:
@@ -80,7 +81,7 @@ def make_world(folder: Path) -> World:
     return World(
         folder, model, prepare(model, samples, None, 0, False), save(dict(model.state_dict()), {"format": "pt"}),
         save(masks), stream.getvalue(), _files(folder / "dense"), _files(folder / "small"), _files(resume), _images(),
-        _npz(), json.loads((resume / "settings.json").read_text(encoding="utf-8")),
+        _npz(), json.loads((resume / "settings.json").read_text(encoding="utf-8")), result,
     )  # fmt: skip
 
 

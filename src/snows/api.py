@@ -133,6 +133,7 @@ def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> R
         cascade(run, solve_group if task.readjusts else mask_group)
         if task.readjusts:
             run.distill()
+        run.compare()
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}
     return Result(pruned, masks, fold(run.events), task.recipe, probe=run.probe())

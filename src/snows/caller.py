@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,17 +34,18 @@ def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[
 def _warnings_as_events(notify: Listener) -> Iterator[None]:
     """Each of our warnings is an event, and is shown at once: under the caller's filters, at the caller's line.
 
-    The same message is shown once. Warnings of others are shown as ever.
+    The same message is shown once, and is an event with its number at the end. Warnings of others are shown as ever.
     """
     filters, show_as_before = list(warnings.filters), warnings.showwarning
     filename, line, registry = _caller()
-    shown: set[str] = set()
+    times: Counter[str] = Counter()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
         if not issubclass(category, SnowsWarning):
             show_as_before(message, category, *where, **options)
-        elif str(message) not in shown:
-            shown.add(str(message))
+            return
+        times[str(message)] += 1
+        if times[str(message)] == 1:
             notify(Warned(str(message)))
             with warnings.catch_warnings():
                 warnings.filters[:] = filters  # type: ignore[index]  # a list, though typed as a sequence
@@ -54,6 +56,9 @@ def _warnings_as_events(notify: Listener) -> Iterator[None]:
         warnings.simplefilter("always", SnowsWarning)
         warnings.showwarning = show
         yield
+    for message, count in times.items():
+        if count > 1:
+            notify(Warned(message, count))
 
 
 def _caller() -> tuple[str, int, dict[Any, int]]:

@@ -78,12 +78,16 @@ class RunStarted(Event):
 
 @dataclass(frozen=True)
 class Warned(Event):
-    """The user was warned; the work goes on."""
+    """The user was warned; the work goes on.
+
+    A warning that comes again is not shown again. The end of the run notifies once more, with the number of `times`.
+    """
 
     message: str
+    times: int = 1
 
     def __str__(self) -> str:
-        return f"warning: {self.message}"
+        return f"warning: {self.message}" + (f" ({self.times} times)" if self.times > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,56 @@ class Distilled(Event):
 
 
 @dataclass(frozen=True)
+class OperationErrors(Event):
+    """The error of every operation's output in pruned networks: "mask only", "SNOWS", "before the last stage".
+
+    An error is the mean squared difference from the dense network, over the variance there. `agreement` is the share of
+    the samples with the dense network's top class, where the output has classes.
+    """
+
+    names: tuple[str, ...]
+    samples: int
+    errors: Mapping[str, tuple[float, ...]]
+    agreement: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return "the networks are compared"
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """A layer's weights in the dense network and after pruning, and a picture of its mask.
+
+    Histograms have bins of equal width between `low` and `high`, with shares of all weights of the layer. The picture
+    is the corner of the mask: one row for each output, one bit for each input, packed and in base64.
+    """
+
+    low: float
+    high: float
+    before: tuple[float, ...]
+    after: tuple[float, ...]  # of the kept weights
+    rows: int
+    columns: int
+    bits: str
+
+
+@dataclass(frozen=True)
+class WeightsShown(Event):
+    """Histograms and masks of all pruned layers, by parameter name."""
+
+    weights: Mapping[str, WeightFacts]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a run: how long it took, and the peak of memory if this part raised it."""
+
+    name: str
+    seconds: float
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
 class TrainingStep(Counted):
     """One step of retraining, or one epoch where nobody knows how many steps it has."""
 
@@ -297,6 +351,7 @@ class RunFinished(Event):
     seconds: float
     recalled_solves: int  # that an earlier, interrupted call had finished
     peak_memory_bytes: int | None  # None: not measured
+    phases: tuple[Phase, ...] = ()
 
 
 Listener = Callable[[Event], None]

@@ -83,6 +83,8 @@ def read_bytes(path: Path, largest: int | None = None) -> bytes:
             content = stream.read(size + 1)  # files of the system may be longer than they say
         except OSError as error:
             raise InputError(f"cannot read {path}: {_reason(error)}") from error
+    if content is None:  # nothing to read yet, in a file of the system
+        raise InputError(f"cannot read {path}: it holds nothing yet")
     _require_small(path, len(content), size)
     return content
 

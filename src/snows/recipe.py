@@ -16,7 +16,7 @@ from .errors import ArgumentError
 
 SCHEMA = 1
 
-_LEAST_HELD_OUT = 8
+LEAST_HELD_OUT = 8
 _MOST = 10**9  # of any choice: a number with hundreds of digits cannot be computed with
 
 
@@ -160,7 +160,7 @@ class Recipe:
         """How many of so many samples are held out: enough to judge by, where that leaves most of them."""
         if self.held_out == 0:
             return 0
-        return min(max(round(self.held_out * samples), _LEAST_HELD_OUT), samples // 4)
+        return min(max(round(self.held_out * samples), LEAST_HELD_OUT), samples // 4)
 
     def replace(self, /, **changes: Any) -> Recipe:
         """The same recipe with some choices changed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from .caller import own_surroundings
+from .data.permuting import permuted
 from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.memory import Memory, memory_limits
-from .errors import ArgumentError
+from .devices.phases import Phases
+from .errors import SnowsWarning
 from .events import (
     ChannelsPermuted,
     DenseLayer,
@@ -43,9 +46,8 @@ from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read
 from .masks.statistics import CalibratedNetwork
 from .patterns import Pattern, PatternRules
 from .patterns.budgets import spread_out
-from .patterns.permutation import Permuted, permute_channels
 from .plan import Plan, PlannedLayer, make_plan
-from .recipe import Recipe
+from .recipe import LEAST_HELD_OUT, Recipe
 from .results.folder import describe, digest
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
@@ -53,6 +55,7 @@ from .solve.activations import Activations
 from .solve.augment import with_mirrored
 from .solve.cascade import Group, Step
 from .solve.distill import Distillation
+from .solve.effects import effects
 from .solve.estimate import Estimate
 from .solve.footprint import micro_batch_size
 from .solve.layer import SolvedLayer, Turn, contiguous
@@ -60,7 +63,7 @@ from .solve.problem import LayerProblem
 from .solve.settings import Settings, resolve
 from .version import __version__
 
-_PERMUTATION_SAMPLES = 8  # on which the permuted network must give the same outputs
+_CHOOSING, _SOLVING = "choosing masks", "solving layers"  # phases
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ class Run:
         self._began = time.perf_counter()
         self.task, self.events, self.notify = task, events, notify
         self.model = task.model
-        self._prepared = self._prepare()
-        _reset_peak_memory(self.device)
+        self.phases = Phases()
+        with self.phases("reading samples, capturing the network"):
+            self._prepared = self._prepare()
+        self.phases.watch(self.device)
         self.memory: Memory = memory_limits(self.device, task.memory)
         given, method = read_mask(task.mask, task.rules, self._prepared)
         self.settings = self._resolve(given is not None)
@@ -123,10 +128,12 @@ class Run:
         self.journal = self._open_journal()
         self.fitted, self.held_out = self._split()
         self.notify(self._started(given is not None))
-        self.source, self._plan = self._mask_source(given, method)
+        with self.phases(_CHOOSING):
+            self.source, self._plan = self._mask_source(given, method)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
         self._current = dict(self.graph.parameters)
+        self._before_last_stage: dict[str, Tensor] = {}
         self._steps_plan, self._new_masks = self._plan, True
         self._sweep = self._index = 0
         self._recalled = False  # whether the layers at hand were solved by an earlier call
@@ -147,7 +154,8 @@ class Run:
         self._sweep, self._index = number, 0
         self._new_masks = number == 0 or self._steps_plan.patterns != before.patterns
         if self._new_masks:
-            self._choice = self._choose_together()
+            with self.phases(_CHOOSING):
+                self._choice = self._choose_together()
         self._activations.restart(self._current)
         for group in self._steps_plan.groups:
             self.notify(LayerStarted(*self._where(group)))
@@ -155,11 +163,13 @@ class Run:
             self._index += 1
 
     def problem(self, group: Group) -> LayerProblem:
-        return self._activations.problem(group)
+        with self.phases("computing activations"):
+            return self._activations.problem(group)
 
     def choose(self, group: Group, problem: LayerProblem | None = None) -> Mapping[str, Tensor]:
         if self._new_masks and self.source.by_layer:
-            chosen = self.source.at_layers(group, problem or self.problem(group), self._current)
+            with self.phases(_CHOOSING):
+                chosen = self.source.at_layers(group, problem or self.problem(group), self._current)
             self._choice.masks.update(chosen.masks)
             self._choice.weights.update(chosen.weights)
         return self._choice.masks
@@ -182,7 +192,8 @@ class Run:
         solved: SolvedLayer | None = None
         while solved is None:
             began = time.perf_counter()
-            with suppress(torch.OutOfMemoryError):  # what filled the memory is freed when this block is left
+            # What filled the memory is freed when this block is left.
+            with self.phases(_SOLVING), suppress(torch.OutOfMemoryError):
                 solved = step(self, group)
             if solved is None:
                 self._activations.use_smaller_pieces(group[0].layer.name)
@@ -213,18 +224,29 @@ class Run:
         stage = Distillation(
             self.graph, self.masks, self.fitted, self.held_out, self.settings.distill, self.memory, self.task.seed
         )
-        changed, ended = stage.run(self._current, self.notify)
+        self._before_last_stage = {name: self._current[name] for name in self._changed}
+        with self.phases("last stage"):
+            changed, ended = stage.run(self._current, self.notify)
         self._current.update(changed)
         self._changed |= changed.keys()
         self.notify(ended)
+
+    def compare(self) -> None:
+        """What the report shows of the pruned network beside the dense one."""
+        changed = {name: self._current[name] for name in self._changed}
+        stages = {"before the last stage": self._before_last_stage, "SNOWS": changed if self.task.readjusts else {}}
+        samples, count = self.held_out if self.held_out.count else self.fitted, self._prepared.samples.count
+        with self.phases("comparing with the dense network"):
+            for event in effects(self.graph, self.masks, self._current, stages, samples, count, self.memory):
+                self.notify(event)
 
     def finish(self) -> nn.Module:
         """The pruned model: a new module of the same class, in the caller's dtype."""
         warn_of_empty_rows(self.masks)
         kept = {name: int(mask.sum()) for name, mask in self.masks.items()}
         pruned = with_weights(self.model, {name: self._current[name] for name in self._changed})
-        seconds, peak = time.perf_counter() - self._began, _device_facts(self.device)[1]
-        self.notify(RunFinished(kept, seconds, self.journal.recalled, peak))
+        seconds, peak = time.perf_counter() - self._began, self.phases.device_peak
+        self.notify(RunFinished(kept, seconds, self.journal.recalled, peak, self.phases.found))
         return pruned
 
     def probe(self) -> Call:
@@ -252,16 +274,23 @@ class Run:
 
     def _permute(self, given: Mapping[str, Tensor] | None) -> None:
         """Go on with the same network, its channels re-ordered for the N:M patterns of the plan."""
-        permuted = _permuted(self.model, self._prepared, self._plan, given, self.task.seed)
-        self.model = permuted.model
+        found = permuted(self.model, self._prepared, self._plan.patterns, given is not None, self.task.seed)
+        self.model = found.model
         self._prepared = self._prepare()
         self._plan = self._make_plan(given)
-        self.notify(ChannelsPermuted(permuted.kept_before, permuted.kept_after))
+        self.notify(ChannelsPermuted(found.kept_before, found.kept_after))
 
     def _split(self) -> tuple[Samples, Samples]:
         """Samples that weights are fitted to, and samples to judge them by."""
         samples, recipe = self._prepared.samples, self.task.recipe
         held_out = recipe.held_out_samples(samples.count) if self.task.readjusts else 0
+        if self.task.readjusts and recipe.held_out and held_out < LEAST_HELD_OUT:
+            warnings.warn(
+                f"there are only {samples.count} calibration samples: weights fit their noise, and losses of the "
+                f"{held_out} that are held out mean little; give some hundreds, or better a few thousand",
+                SnowsWarning,
+                stacklevel=2,
+            )
         fitted, judged = samples.split(samples.count - held_out)
         return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
 
@@ -286,7 +315,7 @@ class Run:
             "seed": task.seed,
             "memory": task.memory,
             "recipe": dataclasses.asdict(task.recipe),
-            "device": _device_facts(self.device)[0],
+            "device": self.phases.device_name,
             "versions": _versions(),
         }
 
@@ -352,37 +381,12 @@ class Run:
             samples=self._prepared.samples.count,
             held_out_samples=self.held_out.count,
             seed=task.seed,
-            device=_device_facts(self.device)[0],
+            device=self.phases.device_name,
             versions=_versions(),
             flops=flops.total,
             attention_flops=flops.attention,
         )
 
 
-def _permuted(
-    model: nn.Module, prepared: Prepared, plan: Plan, given: Mapping[str, Tensor] | None, seed: int
-) -> Permuted:
-    """The same network with channels re-ordered for the N:M patterns of the plan."""
-    if given is not None:
-        raise ArgumentError("permute re-orders channels, which a given mask would not follow; leave one of them out")
-    if all(pattern.group is None for pattern in plan.patterns.values()):
-        raise ArgumentError("permute is for N:M patterns; expected one such as '2:4'")
-    first = next(model.parameters())
-    args, kwargs = prepared.samples.to(first.device, first.dtype).call_arguments(0, _PERMUTATION_SAMPLES)
-    return permute_channels(with_weights(model, {}), prepared.graph, plan.patterns, args, kwargs, seed)
-
-
 def _versions() -> dict[str, str]:
     return {"snows": __version__, "torch": str(torch.__version__)}
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def _device_facts(device: torch.device) -> tuple[str, int | None]:
-    """The device's name and the peak of its memory, where that is measured."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device), torch.cuda.max_memory_allocated(device)
-    return str(device), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 from collections.abc import Iterator
@@ -9,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import snows
 from snows.events import Event
 from snows.results.report import fold
+from tests.networks import example, make
 from tests.unit.results.test_report import FINISHED, RUN, STARTED, solve, solved
 
 CHROMIUM = shutil.which("chromium")
@@ -109,6 +113,46 @@ def test_charts_draw_what_the_report_says(open_page: Any) -> None:
     assert opened.values("chart-finish", "finish") == opened.report["finish"]["curve"]
 
 
+def test_charts_of_a_real_run_draw_what_its_report_says(browser: Any, open_page: Any) -> None:
+    events: list[Event] = []
+    recipe = snows.Recipe(horizon=1, sweeps=2, finish_steps=3)
+    snows.prune(make("conv-bn"), example("conv-bn", 32), "0.5", recipe=recipe, progress=events.append)
+    opened = open_page(events)
+    assert opened.printed == []
+    operations = opened.report["operations"]
+    for series, errors in operations["errors"].items():
+        assert opened.values("chart-operations", series) == [[place, error] for place, error in enumerate(errors)]
+    bars = "#chart-phases i"
+    drawn = opened.page.eval_on_selector_all(bars, "all => all.map(e => [Number(e.dataset.value), e.offsetWidth])")
+    assert [value for value, _ in drawn] == [phase["seconds"] for phase in opened.report["phases"]]
+    longest = max(drawn)
+    assert all(width == pytest.approx(longest[1] * value / longest[0], abs=1.5) for value, width in drawn)
+    for place, layer in enumerate(opened.report["layers"]):
+        opened.page.select_option("#layer-choice", str(place))
+        for series, part in (("dense", "before"), ("snows", "after")):
+            shares = list(map(list, enumerate(layer["picture"][part])))
+            assert opened.values("chart-weights", f"weights-{series}") == shares
+        assert drawn_mask(opened.page) == packed_mask(layer["picture"])
+
+
+def drawn_mask(page: Any) -> list[bool]:
+    """Which squares of the picture have the color of kept weights."""
+    found: list[bool] = page.evaluate("""() => {
+        const { rows, columns } = layers[selected].picture, canvas = document.querySelector("canvas");
+        const pen = canvas.getContext("2d"), wide = canvas.width / columns, found = [];
+        const at = (place) => Math.floor((place + 0.3) * wide);
+        const color = (x, y) => pen.getImageData(at(x), at(y), 1, 1).data[0];
+        for (let i = 0; i < rows * columns; i++) found.push(color(i % columns, Math.floor(i / columns)) < 100);
+        return found;
+    }""")
+    return found
+
+
+def packed_mask(picture: dict[str, Any]) -> list[bool]:
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(picture["bits"]), np.uint8))
+    return [bool(bit) for bit in bits[: picture["rows"] * picture["columns"]]]
+
+
 def test_marks_are_where_their_values_are(open_page: Any) -> None:
     """Bars are as high as their values, from zero; a tenth of a loss is one step further down on the axis."""
     opened = open_page(run_of(NAMES, LOSSES))
@@ -182,7 +226,7 @@ def test_odd_names_stay_text(open_page: Any) -> None:
     page.click("[data-layer='3']")
     assert page.eval_on_selector("#layer-choice", "e => e.selectedOptions[0].textContent") == HOSTILE
     assert page.query_selector_all("img, b b, td b") == []
-    assert page.title() == "Net to 2:4 – snows"
+    assert page.title() == "Net pruned to 2:4 – snows"
 
 
 @pytest.mark.parametrize("length", range(len(RUN) + 1))

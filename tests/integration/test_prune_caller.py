@@ -142,8 +142,8 @@ def test_a_model_in_train_mode_is_run_in_eval_mode_with_a_warning() -> None:
     model = make("conv-bn").train()
     with pytest.warns(SnowsWarning, match="the model is in train mode") as caught:
         result = snows.prune(model, example("conv-bn", SAMPLES), "2:4", recipe=QUICK, progress=False)
-    assert len(caught) == 1
-    assert result.report.warnings == [str(caught[0].message)]
+    assert len([each for each in caught if "train mode" in str(each.message)]) == 1
+    assert result.report.warnings == [str(each.message) for each in caught]
     assert model.training
     assert result.model.training
     assert torch.equal(weights(quick("conv-bn", "2:4")), weights(result))

@@ -30,8 +30,8 @@ from snows.results import journal, probe
 from snows.results.folder import Folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from fuzzing.classes import TARGETS
 from fuzzing.run import Fuzz, fuzzing
-from fuzzing.targets import TARGETS
 
 CASES = 40  # of each target
 DEEP = "[" * 100_000

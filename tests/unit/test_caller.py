@@ -116,7 +116,7 @@ def test_the_same_warning_is_shown_once_in_a_run() -> None:
                     warn("again")
                 warn("first")
     assert [str(each.message) for each in caught] == ["first", "again"] * 2
-    assert events == [Warned("first"), Warned("again")] * 2
+    assert events == [Warned("first"), Warned("again"), Warned("first", 2), Warned("again", 3)] * 2
 
 
 def test_a_filter_that_makes_errors_of_warnings_stops_the_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import socket
 from pathlib import Path
@@ -104,3 +105,39 @@ def test_the_entries_of_a_folder_that_is_none(tmp_path: Path) -> None:
     assert [path.name for path in reading.entries(tmp_path)] == ["a", "b"]
     with pytest.raises(InputError, match="cannot read"):
         reading.entries(tmp_path / "a")
+
+
+ELSEWHERE = {
+    "reading.py": "it is the reader",
+    "data/weights.py": "it sorts the header of a file that it has just written",
+    "data/embedded/__init__.py": "files of the package",
+    "results/html.py": "a template of the package",
+    "evaluation/charts.py": "a template of the package",
+    "devices/memory.py": "files of the system",
+    "devices/usage.py": "files of the system",
+    "timing/machine.py": "files of the system",
+    "exports/sizes.py": "files that it has just written",
+}
+READING = {"read_text", "read_bytes", "fromfile", "memmap", "load_file"}
+
+
+def test_files_are_read_by_the_one_reader() -> None:
+    """Whatever else opens a file for reading is named here, with the reason."""
+    source = Path(reading.__file__).parent
+    found = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and _reads(node):
+                found.add(path.relative_to(source).as_posix())
+    assert found - ELSEWHERE.keys() == set()
+
+
+def _reads(call: ast.Call) -> bool:
+    """Calls of methods only: `read_text(path)` is the reader's own."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id == "open"
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    modes = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+    opens = call.func.attr == "open" and any(mode in ("r", "rb", "r+b") for mode in modes)
+    return opens or call.func.attr in READING

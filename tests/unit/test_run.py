@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -215,7 +216,7 @@ def test_a_finished_step_is_recorded_once_with_its_seconds(run: Run, monkeypatch
     clock = iter([10.0, 12.5, 20.0, 21.0])
     groups = run.sweep(0)
     first = next(groups)
-    monkeypatch.setattr("snows.run.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("snows.run.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     solved = run.attempt(lambda run, group: solved_like(run, group, 1.0), first)
     assert solved.solve.seconds == 2.5
     assert journal.recorded == [(0, 0, solved)]

@@ -26,9 +26,9 @@ DataOption = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help="fashion (embedded, the default for the embedded model), folder:DIR (class folders), npz:FILE "
-        "(arrays x, y or jpeg, offsets, labels; tokens as whole numbers x), or file.py:factory (which runs your own "
-        "code).",
+        help="fashion (embedded, the default for the embedded model), folder:DIR (images; class folders are "
+        "labels), npz:FILE (arrays x, y or jpeg, offsets, labels; tokens as whole numbers x), or file.py:factory "
+        "(which runs your own code).",
         show_default=False,
     ),
 ]

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ..graph.flops import FlopCount
+from .tables import flops_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,7 +35,8 @@ def print_bench(found: Benchmark, console: Console) -> None:
     if found.not_timed:
         console.print(f"  the time limit left out {len(found.not_timed)}: {', '.join(found.not_timed[:4])} …")
     if found.flops:
-        console.print(f"FLOPs: {found.flops['reduction']:.2f} times fewer. That is no time; times are above.")
+        count = FlopCount(*(int(found.flops[name]) for name in ("dense", "sparse", "attention")))
+        console.print(f"{flops_line(count)}. That is no time; times are above.")
     console.print(_advice(found))
 
 

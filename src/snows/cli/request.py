@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,9 +81,24 @@ class Request:
         return self.data_name
 
     def data(self) -> Data:
+        return self.load(self.require_data(), self.samples)
+
+    def load(self, name: str, samples: int | None) -> Data:
+        """The named data, normalized as --config says, or else as the model's library knows."""
         from ..data.sources import load_data
 
-        return load_data(self.require_data(), self.samples, self.seed, self.data_config())
+        config = self.data_config()
+        if config.mean is None and name.startswith(("folder:", "npz:")):
+            config = self._normalized_as_known(config)
+        return load_data(name, samples, self.seed, config)
+
+    def _normalized_as_known(self, config: DataConfig) -> DataConfig:
+        from ..data.models import known_normalization
+
+        known = known_normalization(self.model_name)
+        if known is None:
+            return config
+        return replace(config, mean=known[0], std=known[1], origin=self.model_name)
 
     def model_and_data(self) -> tuple[nn.Module, Data]:
         self.require_data()

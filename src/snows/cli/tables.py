@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,24 +40,28 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
     )
     if report.network_flops:
-        console.print(f"  {_flops(report.flops)}")
-    if report.recalled_solves:
-        console.print(f"  {report.recalled_solves} solves were finished before and are not in this time")
-    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
-    if rejected:
-        solves = sum(len(layer.solves) for layer in report.layers)
-        console.print(
-            f"  {rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
-        )
-    if report.permutation:
-        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
-        console.print(f"  channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}")
-    for layer in report.dense_layers:
-        console.print(f"  left dense: {layer.name}: {layer.reason}")
+        console.print(f"  {flops_line(report.flops)}")
+    for line in _prune_notes(report):
+        console.print(f"  {line}")
     if out is None:
         console.print("Nothing was saved: pass --out DIR to keep the result.")
     else:
         console.print(f"Saved to {out}")
+
+
+def _prune_notes(report: Report) -> Iterator[str]:
+    """What else is worth knowing of a run."""
+    if report.recalled_solves:
+        yield f"{report.recalled_solves} solves were finished before and are not in this time"
+    rejected = sum(solve.worse for layer in report.layers for solve in layer.solves)
+    if rejected:
+        solves = sum(len(layer.solves) for layer in report.layers)
+        yield f"{rejected} of {solves} solves did worse on held-out samples; their start, or part of the way, was kept"
+    if report.permutation:
+        before, after = report.permutation["kept_before"], report.permutation["kept_after"]
+        yield f"channels re-ordered: N:M masks keep {after:.1%} of the magnitude instead of {before:.1%}"
+    yield from (f"warned: {said}" for said in report.warnings if said.endswith(" times)"))  # others were shown
+    yield from (f"left dense: {layer.name}: {layer.reason}" for layer in report.dense_layers)
 
 
 def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
@@ -114,9 +119,9 @@ def print_retraining(report: Report, out: Path) -> None:
     )
     console.print(f"{done.held_out_samples} held-out samples: {before} before, {after} after retraining")
     chosen = (
-        f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "those from before: no epoch"
+        f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "before: no epoch was better"
     )
-    console.print(f"  kept are the weights of {chosen} (best {_TITLES.get(done.measure, done.measure)})")
+    console.print(f"  kept are the weights of {chosen} (judged by {_TITLES.get(done.measure, done.measure)})")
     if done.recalled_epochs:
         console.print(f"  {done.recalled_epochs} epochs were finished before and are not in the {done.seconds:.0f} s")
     console.print(f"Saved to {out}")
@@ -134,17 +139,38 @@ def _too_wide(titles: list[str], rows: list[list[str]], width: int) -> list[str]
     return left_out
 
 
+def _beside_whole_names(titles: list[str], rows: list[list[str]], width: int) -> list[str]:
+    """Columns to leave out, the least important first, so that the names of layers fit as they are."""
+    longest = {title: max(len(row[index]) for row in [titles, *rows]) for index, title in enumerate(titles)}
+    left_out: list[str] = []
+    for title in ("curvature", "K", "memory", "shape"):
+        if sum(size + 3 for name, size in longest.items() if name not in left_out) + 1 > width:
+            left_out.append(title)
+    return left_out
+
+
 def print_inspection(found: Inspection) -> None:
     console = make_console()
+    titles = ["layer", "shape", "pattern", "K", "curvature", "memory", "time"]
+    rows = [
+        [
+            layer.name, "x".join(map(str, layer.shape)), layer.pattern, str(layer.horizon), layer.curvature,
+            f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s",
+        ]
+        for layer in found.layers
+        if layer.pattern is not None
+    ]  # fmt: skip
+    left_out = _beside_whole_names(titles, rows, console.width)
+    shown = [index for index, title in enumerate(titles) if title not in left_out]
     table = Table(title=f"{found.model}: {found.network_weights:,} weights; {found.samples} samples")
-    for title in ("layer", "shape", "pattern", "K", "curvature", "memory", "time"):
-        table.add_column(title, justify="left" if title in ("layer", "shape", "pattern", "curvature") else "right")
-    for layer in found.layers:
-        if layer.pattern is not None:
-            memory, seconds = f"{layer.memory_bytes / 2**30:.2f} GiB", f"{layer.seconds:.1f} s"
-            shape = "x".join(map(str, layer.shape))
-            table.add_row(layer.name, shape, layer.pattern, str(layer.horizon), layer.curvature, memory, seconds)
+    for index in shown:
+        left = titles[index] in ("layer", "shape", "pattern", "curvature")
+        table.add_column(titles[index], justify="left" if left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[index] for index in shown))
     console.print(table)
+    if left_out:
+        console.print(f"Too wide for this terminal: {', '.join(left_out)}; --json shows them.")
     for layer in found.layers:
         if layer.pattern is None:
             console.print(f"  left dense: {layer.name} ({'x'.join(map(str, layer.shape))}): {layer.reason}")
@@ -153,10 +179,10 @@ def print_inspection(found: Inspection) -> None:
         f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
         + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
-    console.print(_flops(found.flops))
+    console.print(flops_line(found.flops))
 
 
-def _flops(count: FlopCount) -> str:
+def flops_line(count: FlopCount) -> str:
     without = f" ({count.reduction_without_attention:.2f} without attention's products)" if count.attention else ""
     return (
         f"FLOPs of one sample: {count.dense / 1e9:.3g} G dense, {count.sparse / 1e9:.3g} G sparse, "

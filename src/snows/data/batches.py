@@ -91,6 +91,7 @@ def batches_of(data: Any, what: str, size: int) -> Iterator[Any]:
 def call_arguments(batch: Any, signature: inspect.Signature, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How the model is called: a tensor is its argument, a dict gives keywords, a tuple's first item is the input."""
     if isinstance(batch, Tensor):
+        _refuse_missing(signature, what)
         return (batch,), {}
     if isinstance(batch, Mapping):
         return (), _keywords(batch, signature, what)
@@ -102,6 +103,19 @@ def call_arguments(batch: Any, signature: inspect.Signature, what: str) -> tuple
     raise InputError(
         f"{_a(what)} batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
     )
+
+
+def _refuse_missing(signature: inspect.Signature, what: str) -> None:
+    """Refuse a single input where the model cannot be called without others."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = signature.parameters.values()
+    needed = [p.name for p in parameters if p.kind in kinds and p.default is p.empty]
+    if len(needed) > 1:
+        entries = ", ".join(f"{name!r}: …" for name in needed)
+        raise InputError(
+            f"the model needs {len(needed)} inputs ({', '.join(needed)}), but {_a(what)} batch gives one: the first "
+            f"item of a tuple is the input, and the others are labels; give each batch as a dict {{{entries}}}"
+        )
 
 
 def labels_of(batch: Any) -> Any:

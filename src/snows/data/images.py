@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, SnowsWarning
 from ..reading import check_unpacked, entries, is_folder, open_file
 
 _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -27,20 +28,34 @@ _LONGEST = 4  # sides: beyond that the ends of an image are cut off before it is
 _ONE_LARGE_IMAGE = Lock()
 
 
-def labeled_files(root: Path) -> list[tuple[Path, int]]:
-    """The images of a folder with one folder inside per class, in the order of their names; labels count classes."""
+def image_files(root: Path) -> list[tuple[Path, int | None]]:
+    """The images of a folder, in the order of their names, with labels: one folder inside per class counts classes.
+
+    Where no class folder has an image, the images of the folder itself are taken, without labels.
+    """
     if not is_folder(root):
         raise InputError(f"there is no folder {root}")
+    flat = [entry for entry in entries(root) if entry.suffix.lower() in _SUFFIXES and not is_folder(entry)]
+    labeled = _labeled_files(root)
+    if flat and labeled:
+        warnings.warn(
+            f"{root} has images in class folders and {len(flat)} beside them, which are left out",
+            SnowsWarning,
+            stacklevel=3,
+        )
+    if not flat and not labeled:
+        raise InputError(f"{root} has no images, neither itself nor in class folders ({root}/CLASS/image.jpg)")
+    return [*labeled] or [(file, None) for file in flat]
+
+
+def _labeled_files(root: Path) -> list[tuple[Path, int]]:
     classes = [entry for entry in entries(root) if is_folder(entry)]
-    files = [
+    return [
         (file, label)
         for label, folder in enumerate(classes)
         for file in sorted(folder.rglob("*"))
         if file.suffix.lower() in _SUFFIXES
     ]
-    if not files:
-        raise InputError(f"{root} has no images in class folders (expected {root}/CLASS/image.jpg)")
-    return files
 
 
 def read_images(files: Sequence[Path], size: int) -> np.ndarray:

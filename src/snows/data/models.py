@@ -47,6 +47,34 @@ def build_model(name: str, weights: Path | None = None, pretrained: bool = True)
     return model.eval()
 
 
+def known_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and standard deviation of the pixels that the named model was trained on, as its library knows them."""
+    library, _, rest = name.rpartition(":")
+    find = {"torchvision": _of_torchvision, "timm": _of_timm, "hf": _of_hugging_face}.get(library)
+    if find is None:
+        return None
+    try:
+        mean, std = find(rest)
+        return tuple(float(value) for value in mean), tuple(float(value) for value in std)
+    except Exception:  # each library has its own kinds for what it does not know; building the model says what is wrong
+        return None
+
+
+def _of_torchvision(name: str) -> tuple[Any, Any]:
+    views = _import("torchvision.models").get_model_weights(name).DEFAULT.transforms()
+    return views.mean, views.std
+
+
+def _of_timm(name: str) -> tuple[Any, Any]:
+    configuration = _import("timm").get_pretrained_cfg(name)
+    return configuration.mean, configuration.std
+
+
+def _of_hugging_face(name: str) -> tuple[Any, Any]:
+    configuration, _ = _import("transformers").ImageProcessingMixin.get_image_processor_dict(name)
+    return configuration["image_mean"], configuration["image_std"]
+
+
 def is_code(name: str) -> bool:
     """Whether to build the named model means to run the user's own code."""
     library, _, rest = name.rpartition(":")

@@ -57,16 +57,24 @@ def second_moment(x: Tensor) -> Tensor:
     It is symmetric. On a CPU the off-diagonal half of a wide one is computed once and copied; a GPU does the whole
     product in less time.
     """
-    columns = x.shape[-1]
-    if columns < _WIDE or x.device.type != "cpu" or len(x) > 1:
-        return product(x.transpose(1, 2), x)
-    half = columns // 2
-    left, right = x[..., :half], x[..., half:]
-    moment = x.new_empty(len(x), columns, columns)
-    moment[:, :half, :half], moment[:, half:, half:] = second_moment(left), second_moment(right)
-    moment[:, :half, half:] = product(left.transpose(1, 2), right)
-    moment[:, half:, :half] = moment[:, :half, half:].transpose(1, 2)
+    if len(x) > 1 or x.device.type != "cpu":
+        return product(x.mT, x)
+    columns, rows = x.shape[-1], x[0].mT
+    moment = x.new_empty(1, columns, columns)
+    _fill_symmetric(moment[0], rows if columns < _WIDE else rows.contiguous())
     return moment
+
+
+def _fill_symmetric(out: Tensor, rows: Tensor) -> None:
+    """rows @ rows^T."""
+    if len(rows) < _WIDE:
+        out.copy_(product(rows, rows.mT))
+        return
+    half = len(rows) // 2
+    _fill_symmetric(out[:half, :half], rows[:half])
+    _fill_symmetric(out[half:, half:], rows[half:])
+    out[:half, half:] = product(rows[:half], rows[half:].mT)
+    out[half:, :half] = out[:half, half:].mT
 
 
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:

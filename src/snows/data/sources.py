@@ -30,11 +30,25 @@ _IMAGENET: tuple[tuple[float, ...], tuple[float, ...]] = ((0.485, 0.456, 0.406),
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How pixels become inputs: (pixel / 255 - mean) / std. Images of folders are cropped to `size`."""
+    """How pixels become inputs: (pixel / 255 - mean) / std. Images of folders are cropped to `size`.
+
+    `origin` names the model whose library gave mean and std; it is empty where the user did.
+    """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     size: int = 224
+    origin: str = ""
+
+    def say_what_is_taken(self, what: str) -> None:
+        """Warn if the user did not give mean and std. `what` is taken where nobody did."""
+        if self.mean is not None and not self.origin:
+            return
+        taken = what
+        if self.mean is not None and self.std is not None:
+            mean, std = (", ".join(f"{value:g}" for value in values) for values in (self.mean, self.std))
+            taken = f"pixels are normalized as {self.origin} was trained (mean {mean}; std {std})"
+        warnings.warn(f"no mean and std are given: {taken}; --config sets others in [data]", SnowsWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -85,7 +99,7 @@ def load_data(name: str, samples: int | None, seed: int = 0, config: DataConfig 
     if kind == "folder" and rest:
         return _split(*_read_folder(Path(rest), _with_test(samples), seed, config), samples)
     if kind == "npz" and rest:
-        return _drawn(*read_npz(Path(rest), config.mean, config.std), samples, seed)
+        return _drawn(*_read_npz(Path(rest), config), samples, seed)
     if kind.endswith(".py") and rest:
         return _from_factory(call_factory(kind, rest), samples, name)
     raise ArgumentError(f"data {name!r} is not known; expected {HELP}")
@@ -155,14 +169,16 @@ def _rows(batch: Any, count: int) -> Any:
     return pytree.tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, batch)
 
 
-def _read_folder(root: Path, limit: int | None, seed: int, config: DataConfig) -> tuple[Tensor, Tensor]:
+def _read_folder(root: Path, limit: int | None, seed: int, config: DataConfig) -> tuple[Tensor, Tensor | None]:
     """Up to `limit` images in random order, with the mean and deviation of ImageNet unless others are given."""
-    files = images.labeled_files(root)
+    files = images.image_files(root)
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(seed))[:limit].tolist()
     pixels = images.read_images([files[i][0] for i in order], config.size)
+    config.say_what_is_taken("ImageNet's are taken")
     mean, std = _IMAGENET if config.mean is None or config.std is None else (config.mean, config.std)
     x = images.normalize(images.as_inputs(pixels), mean, std)
-    return x, torch.tensor([files[i][1] for i in order])
+    labels = [label for _, label in files if label is not None]
+    return x, torch.tensor([labels[i] for i in order]) if labels else None
 
 
 def read_npz(
@@ -173,6 +189,11 @@ def read_npz(
     Bytes are pixels: n x height x width (x channels), which become normalized images. Other numbers are inputs already:
     whole ones are tokens, samples x length.
     """
+    given = None if mean is None or std is None else (tuple(mean), tuple(std))
+    return _read_npz(path, DataConfig(*given) if given else DataConfig())
+
+
+def _read_npz(path: Path, config: DataConfig) -> tuple[Tensor, Tensor | None]:
     samples, labels = _samples_and_labels(_read_arrays(path), path)
     _check_numbers(samples, labels, path)
     y = None if labels is None else torch.from_numpy(labels.astype(np.int64))
@@ -183,15 +204,10 @@ def read_npz(
     if samples.ndim != 4:
         raise InputError(f"{path}: x has shape {samples.shape}; images are expected as n x height x width (x channels)")
     x = images.as_inputs(samples)
-    if mean is None or std is None:
-        warnings.warn(
-            "no mean and std are given for the npz file: pixels are only scaled to [0, 1] (--config sets them in "
-            "[data])",
-            SnowsWarning,
-            stacklevel=3,
-        )
+    config.say_what_is_taken("pixels are only scaled to [0, 1]")
+    if config.mean is None or config.std is None:
         return x.contiguous(), y
-    return images.normalize(x, mean, std), y
+    return images.normalize(x, config.mean, config.std), y
 
 
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -78,7 +80,13 @@ def _unpickled(path: Path) -> Any:
 
 
 def _require_uncompressed(path: Path, stream: BinaryIO) -> None:
-    """torch.save never compresses, so that its archive cannot be larger than the file."""
+    """torch.save never compresses, so that its archive cannot be larger than the file.
+
+    Tar archives, which torch wrote before 2017, are refused: torch would unpack them into a folder.
+    """
+    with suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:"):
+        raise InputError(f"{path} is a tar archive; expected a file as torch.save writes it")
+    stream.seek(0)
     if zipfile.is_zipfile(stream):
         stream.seek(0)
         try:
@@ -178,10 +186,15 @@ def _apply_masks(name: str, state: dict[str, Tensor], own: Mapping[str, Tensor])
         if mask in state and not is_mask(state[mask]):
             raise InputError(f"{mask} has values other than 0 and 1; expected a mask")
     if name not in state and _have_one_shape(state.get(original), state.get(by_torch)):
-        state[name] = state.pop(original) * state.pop(by_torch)
+        state[name] = _masked(state.pop(original), state.pop(by_torch))
     if by_asp not in own and _have_one_shape(state.get(name), state.get(by_asp)):
-        state[name] = state[name] * state.pop(by_asp)
+        state[name] = _masked(state[name], state.pop(by_asp))
         state.pop(stowed_name(by_asp), None)
+
+
+def _masked(weight: Tensor, mask: Tensor) -> Tensor:
+    """In the weight's own type, whatever that of the mask is."""
+    return weight * mask.to(weight)
 
 
 def mask_names(weight: str) -> tuple[str, str]:

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from . import products
+
 T = TypeVar("T")
 
 MOST_FLOPS = 3e10  # of one call: a second or two on two cores
@@ -23,11 +25,21 @@ _PAUSE = 0.1  # seconds between two looks at a thread
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """a @ b, for matrices or batches of them; some rows of each `a` at a time."""
-    flops = 2.0 * math.prod(a.shape) * b.shape[-1]
-    if a.device.type != "cpu" or flops <= MOST_FLOPS:
-        return a @ b
-    rows = max(1, int(a.shape[-2] * MOST_FLOPS / flops))
-    return torch.cat([part @ b for part in a.split(rows, dim=-2)], dim=-2)
+    return multiplication_by(b, a.shape[-2])(a)
+
+
+def multiplication_by(b: Tensor, rows: int | None = None) -> products.Multiplication:
+    """a -> a @ b, for a `b` that much is multiplied by. `rows`: of `a`, if that is known."""
+    multiply = products.multiplication_by(b, rows)
+
+    def in_pieces(a: Tensor) -> Tensor:
+        flops = 2.0 * math.prod(a.shape) * b.shape[-1]
+        if a.device.type != "cpu" or flops <= MOST_FLOPS:
+            return multiply(a)
+        rows = max(1, int(a.shape[-2] * MOST_FLOPS / flops))
+        return torch.cat([multiply(part) for part in a.split(rows, dim=-2)], dim=-2)
+
+    return in_pieces
 
 
 def cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, Layer
 from ..graph.layers import layer_name
 
+_LISTED = 3  # layers in a message
 _FILES = (".safetensors", ".pt", ".pth")
 _EXPECTED = "expected a bool tensor or one of 0 and 1, True or 1 where a weight is kept"
 
@@ -110,14 +111,20 @@ def settle_reference(prepared: Prepared, masks: Mapping[str, Tensor]) -> None:
 
 
 def warn_of_empty_rows(masks: Mapping[str, Tensor]) -> None:
-    for name, mask in masks.items():
-        empty = int((~mask.flatten(1).any(1)).sum())
-        if empty:
-            warnings.warn(
-                f"the mask of {layer_name(name)} removes every weight of {empty} of its {mask.shape[0]} outputs",
-                SnowsWarning,
-                stacklevel=3,
-            )
+    counts = {layer_name(name): (int((~mask.flatten(1).any(1)).sum()), mask.shape[0]) for name, mask in masks.items()}
+    found = {name: (empty, outputs) for name, (empty, outputs) in counts.items() if empty}
+    if not found:
+        return
+    if len(found) == 1:
+        ((name, (empty, outputs)),) = found.items()
+        said = f"the mask of {name} removes every weight of {empty} of its {outputs} outputs"
+    else:
+        listed = [f"{empty} of {outputs} in {name}" for name, (empty, outputs) in found.items()]
+        more = f" and in {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+        said = (
+            f"the masks of {len(found)} layers remove every weight of some outputs: {', '.join(listed[:_LISTED])}{more}"
+        )
+    warnings.warn(said, SnowsWarning, stacklevel=3)
 
 
 def _named_masks(tensors: Mapping[str, Tensor], graph: Graph) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from typing import Any
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUFFIXES = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
 _TITLES = {
-    "network": "network", "top1": "top-1", "top5": "top-5", "loss": "loss", "perplexity": "perplexity",
-    "agreement": "agreement", "kl": "KL to dense",
+    "top1": "top-1 accuracy", "top5": "top-5 accuracy",
+    "kl": "KL to dense",
 }  # fmt: skip
 _SHARES = ("top1", "top5", "agreement")
 

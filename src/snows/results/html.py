@@ -71,7 +71,7 @@ class Card:
 
 
 def _cards(report: Data) -> list[Card]:
-    cards = [_quality(report["evaluation"]) if report["evaluation"] else None]
+    cards = [_quality(report["evaluation"]) if report["evaluation"] else _output_error(report["operations"])]
     if report["finished"]:
         cards += [_sparsity(report), _weights(report), _flops(report)]
     if report["seconds"]:
@@ -90,7 +90,23 @@ def _quality(rows: list[Data]) -> Card | None:
     masked = next((row for row in rows if row.get("network") == "mask only"), None)
     note = "of the test samples" if masked is None else f"{measured(key, masked[key])} with the mask only"
     before = "" if dense.get(key) is None else measured(key, dense[key]).removesuffix(" %")
-    return Card(measure_title(key).capitalize(), measured(key, pruned[key]), note, before)
+    title = measure_title(key)
+    return Card(title[0].upper() + title[1:], measured(key, pruned[key]), note, before)
+
+
+def _output_error(operations: Data | None) -> Card | None:
+    """Without labels: the error of the network's output, with the mask only and at the end."""
+    if operations is None:
+        return None
+    masked, final = (figure(100 * values[-1]) for values in _ends(operations["errors"]))
+    if len(operations["errors"]) == 1:
+        return Card("Output error", f"{final} %", "with the mask only, of the variance")
+    return Card("Output error", f"{final} %", "mask only → re-adjusted, of the variance", masked)
+
+
+def _ends(errors: Mapping[str, list[float]]) -> tuple[list[float], list[float]]:
+    curves = list(errors.values())
+    return curves[0], curves[-1]
 
 
 def _sparsity(report: Data) -> Card:
@@ -114,7 +130,10 @@ def _flops(report: Data) -> Card | None:
 
 
 def _title(report: Data) -> str:
-    return f"{report['model'] or 'Model'} to {report['pattern'] or 'a sparse model'}"
+    model, pattern = report["model"] or "Model", report["pattern"]
+    if pattern == "given":
+        return f"{model} with given masks"
+    return f"{model} pruned to {pattern}" if pattern else model
 
 
 def _subtitle(report: Data) -> str:
@@ -215,7 +234,7 @@ def _sweeps(report: Data) -> int:
 
 
 def _operation_words(report: Data) -> str:
-    operations = report.get("operations")
+    operations = report["operations"]
     if not operations:
         return ""
     return (

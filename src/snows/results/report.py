@@ -19,11 +19,15 @@ from ..events import (
     LayerFacts,
     LayerSolved,
     MemoryEstimated,
+    OperationErrors,
+    Phase,
     Retrained,
     RunFinished,
     RunStarted,
     SolveReport,
     Warned,
+    WeightFacts,
+    WeightsShown,
 )
 from ..graph.flops import FlopCount
 from .files import write_whole
@@ -47,6 +51,7 @@ class LayerReport:
         horizon: The K of its problem; None for the mask only.
         group: The names of the layers it was solved together with, itself among them.
         solves: How it was solved, sweep by sweep.
+        picture: Histograms of its weights before and after, and a picture of its mask. None until the run has finished.
         sparsity: The fraction removed.
     """
 
@@ -60,6 +65,7 @@ class LayerReport:
     group: list[str] = field(default_factory=list)
     solves: list[SolveReport] = field(default_factory=list)
     flops: int = 0
+    picture: WeightFacts | None = None
 
     @property
     def sparsity(self) -> float:
@@ -92,10 +98,12 @@ class Report:
         recalled_solves: How many solves an earlier, interrupted call had finished. Their time is not in `seconds`.
         peak_memory_bytes: Of the accelerator; None on a CPU.
         expected_memory_bytes: The estimate of that peak before the run.
-        warnings: What the user was warned of, each once.
+        warnings: What the user was warned of, each once, with the number of times if it came again.
         versions: Of snows and torch.
         evaluation: Figures of several networks, one dictionary each. The command line adds them.
         schema: The version of `to_dict`.
+        operations: The error of every operation in the pruned network, beside the mask only. None if not measured.
+        phases: Seconds and the peak of memory of each part of the run.
         finished: Whether the run has ended. If not, the report holds what has happened so far.
         sparsity: The fraction removed from the pruned layers.
         network_sparsity: The fraction removed from the whole network.
@@ -137,6 +145,8 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     evaluation: list[dict[str, Any]] = field(default_factory=list)
+    operations: OperationErrors | None = None
+    phases: list[Phase] = field(default_factory=list)
     schema: int = SCHEMA
     finished: bool = False
 
@@ -223,8 +233,8 @@ def _add(event: Event, report: Report) -> None:
     match event:
         case RunStarted():
             _start(event, report)
-        case Warned() if event.message not in report.warnings:
-            report.warnings.append(event.message)
+        case Warned():
+            _warn(event, report)
         case MemoryEstimated():
             report.expected_memory_bytes = event.peak_bytes
         case ChannelsPermuted():
@@ -233,10 +243,29 @@ def _add(event: Event, report: Report) -> None:
             for layer in report.layers:
                 if layer.name in event.layers:
                     layer.solves.append(event.solve)
+        case _:
+            _add_outcome(event, report)
+
+
+def _add_outcome(event: Event, report: Report) -> None:
+    match event:
         case Distilled():
             report.finish = event
+        case OperationErrors():
+            report.operations = event
+        case WeightsShown():
+            for layer in report.layers:
+                layer.picture = event.weights.get(layer.parameter)
         case RunFinished():
             _finish(event, report)
+
+
+def _warn(event: Warned, report: Report) -> None:
+    """Each message once; one that came again with the number of times."""
+    if event.times > 1 and event.message in report.warnings:
+        report.warnings[report.warnings.index(event.message)] = f"{event.message} ({event.times} times)"
+    elif event.message not in report.warnings:
+        report.warnings.append(event.message)
 
 
 def _start(event: RunStarted, report: Report) -> None:
@@ -268,6 +297,6 @@ def _layer_report(facts: LayerFacts) -> LayerReport:
 def _finish(event: RunFinished, report: Report) -> None:
     for layer in report.layers:
         layer.kept = event.kept.get(layer.parameter, layer.weights)
-    report.finished = True
+    report.finished, report.phases = True, list(event.phases)
     report.seconds, report.recalled_solves = event.seconds, event.recalled_solves
     report.peak_memory_bytes = event.peak_memory_bytes

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..data.moments import Moments
 from ..errors import StatisticsError
 from ..linalg.gram import inverted, kept_blocks
-from ..linalg.large import product
+from ..linalg.large import multiplication_by, product
 from .cg import CGOptions, Product, conjugate_gradient
 
 _DAMPING_RETRIES = 12
@@ -239,7 +239,7 @@ class SharedFactor(RowSystems):
     def __init__(self, gram: Tensor, kept: Tensor, relative_damping: float, dtype: torch.dtype) -> None:
         super().__init__(gram, kept, relative_damping)
         self._gram = gram.to(dtype)
-        self._inverse = self._inverted()
+        self._times_gram, self._times_inverse = _multiplication(self._gram), _multiplication(self._inverted())
 
     def solve(self, rhs: Tensor) -> Tensor:
         """A few steps of the Chebyshev iteration. Unlike conjugate gradients they are a linear function of rhs."""
@@ -298,10 +298,10 @@ class SharedFactor(RowSystems):
         return torch.where(norms > 0, _POWER_MARGIN * norms, torch.ones_like(norms))
 
     def _precondition(self, rows: Tensor) -> Tensor:
-        return _by_group(rows, self._inverse) * self.kept
+        return self._times_inverse(rows) * self.kept
 
     def _product(self, rows: Tensor) -> Tensor:
-        return (_by_group(rows, self._gram) + self.damping * rows) * self.kept
+        return (self._times_gram(rows) + self.damping * rows) * self.kept
 
     def _residual(self, rhs: Tensor, x: Tensor) -> Tensor:
         return (rhs - self.apply_gram(x) - self.damping * x) * self.kept
@@ -338,6 +338,12 @@ class SharedFactor(RowSystems):
 def _by_group(rows: Tensor, matrices: Tensor) -> Tensor:
     """Each row (rows x columns) times the matrix of its group (groups x columns x columns)."""
     return product(rows.unflatten(0, (len(matrices), -1)), matrices).flatten(0, 1)
+
+
+def _multiplication(matrices: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same, for matrices that much is multiplied by."""
+    multiply = multiplication_by(matrices)
+    return lambda rows: multiply(rows.unflatten(0, (len(matrices), -1))).flatten(0, 1)
 
 
 def _singular(relative_damping: float) -> StatisticsError:

@@ -34,11 +34,17 @@ def _recorded(call: Call) -> Call:
     torch.cuda.current_stream().wait_stream(stream)
     recording = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recording):
-        call()
-    return recording.replay
+        held = call()
+
+    def replay() -> Any:
+        recording.replay()
+        return call, held  # what a recording reads and writes must stay in memory
+
+    return replay
 
 
 def _compiled(call: Call) -> Call:
+    call()  # kernels that search their algorithm do so before they are traced
     torch.compiler.reset()  # what was compiled before counts against a limit of torch
     compiled = torch.compile(call, dynamic=False)
     with quietly():

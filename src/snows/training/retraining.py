@@ -122,22 +122,13 @@ def retrain(
         _check_zeros(best, result.masks)
         network.load_state_dict(best)
         unfreeze(network)
-    event = Retrained(
-        settings=settings.to_dict(),
-        teacher=None if teacher is None else type(teacher).__name__,
-        samples=training.samples,
-        held_out_samples=run.held_out_samples,
-        measure=objective.measure,
-        best_epoch=_best_epoch(history, objective),
-        history=history,
-        seed=seed,
-        device=str(next(network.parameters()).device),
-        seconds=time.perf_counter() - started,
-        recalled_epochs=recalled,
-    )
-    notify(event)
+        _lay_out(network, torch.contiguous_format)
+        event = run.ended(history, teacher, time.perf_counter() - started, recalled)
+        notify(event)
     return replace(
-        result, model=network.to(home).eval(), report=replace(result.report, retraining=event, evaluation=[])
+        result,
+        model=network.to(home).eval(),
+        report=replace(result.report, retraining=event, evaluation=[]),
     )
 
 
@@ -177,6 +168,23 @@ class _Training:
             state = self._epoch(epoch, state, steps, training, judging)
             self.checkpoints.write(state)
         return state.history, state.best, 0 if recalled is None else recalled.epoch
+
+    def ended(
+        self, history: tuple[EpochEnded, ...], teacher: nn.Module | None, seconds: float, recalled: int
+    ) -> Retrained:
+        return Retrained(
+            settings=self.settings.to_dict(),
+            teacher=None if teacher is None else type(teacher).__name__,
+            samples=self.training.samples,
+            held_out_samples=self.held_out_samples,
+            measure=self.objective.measure,
+            best_epoch=_best_epoch(history, self.objective),
+            history=history,
+            seed=self.seed,
+            device=str(next(self.network.parameters()).device),
+            seconds=seconds,
+            recalled_epochs=recalled,
+        )
 
     def _started(self, judging: Feed) -> Checkpoint:
         """Before the first epoch."""
@@ -274,7 +282,16 @@ def _trainable(result: Result, device: torch.device | None) -> tuple[nn.Module, 
     first = next(result.model.parameters(), None)
     if first is None:
         raise InputError(f"{type(result.model).__name__} has no parameters; there is nothing to train")
-    return move(copy.deepcopy(result.model), device).eval(), first.device
+    network = move(copy.deepcopy(result.model), device).eval()
+    if next(network.parameters()).device.type == "cuda":
+        _lay_out(network, torch.channels_last)  # the fastest one for convolutions there
+    return network, first.device
+
+
+def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
+    for parameter in network.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=layout)
 
 
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:

@@ -166,3 +166,9 @@ def pairs_of_classes():
 
 def class_loader():
     return DataLoader(pairs_of_classes(), batch_size=16)
+
+
+def long_names():
+    made = nn.Sequential()
+    made.add_module("backbone_of_the_vision_transformer_encoder_layers", model())
+    return made

@@ -41,3 +41,13 @@ def test_inspection_without_data_takes_random_images(run: Snows, tmp_path: Path)
     (tmp_path / "c.toml").write_text("[data]\nsize = 12\n")
     data = run("inspect", "net.py:images", "--config", tmp_path / "c.toml", "--json").data
     assert [layer["name"] for layer in data["layers"] if layer["pattern"]] == ["2", "4"]
+
+
+def test_names_of_layers_are_whole_in_a_narrow_terminal(run: Snows) -> None:
+    start = ("inspect", "net.py:long_names", "--data", "net.py:calibration", "--recipe", "fast.json")
+    table = run(*start, columns=80).out
+    names = [f"backbone_of_the_vision_transformer_encoder_layers.{place}" for place in (2, 4)]
+    assert all(name in table for name in names)
+    assert "Too wide for this terminal: curvature, K, memory, shape; --json shows them." in table
+    assert max(len(line) for line in table.splitlines()) <= 80
+    assert "Too wide" not in run(*start, columns=120).out

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from snows import InputError
@@ -70,3 +71,24 @@ def test_what_cannot_be_read_is_refused(case: str) -> None:
 def test_samples_and_labels_that_do_not_fit(data: Any, labels: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         list(calls(data, Two(), labels))
+
+
+class Several(One):
+    def forward(self, image: Tensor, number: Tensor) -> Tensor:  # type: ignore[override]  # another model
+        return image + number
+
+
+@pytest.mark.parametrize("batch", [X, (X, Y), [X, Y]])
+def test_a_single_input_is_refused_where_the_model_needs_several(batch: Any) -> None:
+    with pytest.raises(InputError) as refused:
+        list(calls([batch], Several()))
+    assert str(refused.value) == (
+        "the model needs 2 inputs (image, number), but an evaluation batch gives one: the first item of a tuple is the "
+        "input, and the others are labels; give each batch as a dict {'image': …, 'number': …}"
+    )
+
+
+@pytest.mark.parametrize("batch", [{"image": X, "number": X}, ((X, X), Y)])
+def test_several_inputs_in_one_batch(batch: Any) -> None:
+    (call,) = calls([batch], Several())
+    assert len(call.args) + len(call.kwargs) == 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from snows import InputError
+from snows import InputError, SnowsWarning
 from snows.data import images
 
 
@@ -38,7 +38,7 @@ def jpeg(width: int, height: int) -> bytes:
 def test_images_are_not_read_from_fifos(tmp_path: Path, name: str) -> None:
     (tmp_path / "class").mkdir()
     os.mkfifo(tmp_path / "class" / name)
-    files = [file for file, _ in images.labeled_files(tmp_path)]
+    files = [file for file, _ in images.image_files(tmp_path)]
     with pytest.raises(InputError, match="is a FIFO; expected a regular file"):
         images.read_images(files, 8)
 
@@ -105,3 +105,34 @@ def test_jpegs_of_different_sizes_are_refused_before_they_are_decoded(
     offsets = np.cumsum([0, *map(len, files)])
     with pytest.raises(InputError, match="2 different sizes"):
         images.decode_jpegs(np.frombuffer(b"".join(files), np.uint8), offsets, tmp_path / "x.npz")
+
+
+def made(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return root
+
+
+def test_class_folders_give_labels(tmp_path: Path) -> None:
+    root = made(tmp_path, "b/2.png", "a/1.JPG", "a/deep/0.webp", "b/notes.txt")
+    found = [(file.relative_to(root).as_posix(), label) for file, label in images.image_files(root)]
+    assert found == [("a/1.JPG", 0), ("a/deep/0.webp", 0), ("b/2.png", 1)]
+
+
+def test_a_flat_folder_has_no_labels(tmp_path: Path) -> None:
+    root = made(tmp_path, "2.png", "1.jpeg", "notes.txt", "empty/notes.txt")
+    assert [(file.name, label) for file, label in images.image_files(root)] == [("1.jpeg", None), ("2.png", None)]
+
+
+def test_images_beside_class_folders_are_left_out_and_said(tmp_path: Path) -> None:
+    root = made(tmp_path, "a/1.png", "2.png", "3.png")
+    with pytest.warns(SnowsWarning, match="images in class folders and 2 beside them, which are left out"):
+        assert [(file.name, label) for file, label in images.image_files(root)] == [("1.png", 0)]
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no images, neither itself nor in class folders"):
+        images.image_files(made(tmp_path, "a/notes.txt"))
+    with pytest.raises(InputError, match="there is no folder"):
+        images.image_files(tmp_path / "missing")

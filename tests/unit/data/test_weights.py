@@ -207,6 +207,24 @@ def test_a_compressed_pickle_is_refused(tmp_path: Path) -> None:
         read_state(tmp_path / "z.pt")
 
 
+@pytest.mark.parametrize("size", [1 << 20, 1 << 40])
+def test_tar_archives_are_not_unpacked(tmp_path: Path, size: int) -> None:
+    """torch takes a file of zeros for one, and would make a folder for it."""
+    with (tmp_path / "w.pt").open("wb") as stream:
+        stream.truncate(size)
+    with pytest.raises(InputError, match="is a tar archive"):
+        read_state(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e5m2, torch.bool, torch.uint8])
+def test_the_type_of_a_mask_does_not_matter(dtype: torch.dtype) -> None:
+    mask = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    state = {"weight_orig": torch.full((2, 2), 3.0), "weight_mask": mask.to(dtype), "bias": torch.zeros(2)}
+    model = nn.Linear(2, 2)
+    fill(model, state, "file")
+    assert torch.equal(model.weight, 3 * mask)
+
+
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
 def test_weights_are_not_read_from_fifos(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

@@ -69,8 +69,9 @@ def test_the_headline() -> None:
     rows = [{"network": "dense", "top1": 0.95}, {"network": "mask only", "top1": 0.1}, {"network": "S", "top1": 0.9}]
     text = page(evaluation=rows).text
     for words in (
-        "Net to 2:4", "masks by magnitude · 100 calibration samples · 3 layers",
-        "Top-1 95.00 → 90.00 % 10.00 % with the mask only", "Sparsity 55.0 % of the pruned layers; 22.0 % of all",
+        "Net pruned to 2:4", "masks by magnitude · 100 calibration samples · 3 layers",
+        "Top-1 accuracy 95.00 → 90.00 % 10.00 % with the mask only",
+        "Sparsity 55.0 % of the pruned layers; 22.0 % of all",
         "Weights 200 → 156 that are not zero", "Time 12.5 s on cpu, 1 MiB at the peak",
     ):  # fmt: skip
         assert words in text, words
@@ -82,7 +83,7 @@ def test_the_headline() -> None:
 def test_the_tables() -> None:
     rows = page(evaluation=[{"network": "dense", "top1": 0.91234, "kl": None}, {"network": "SNOWS"}]).rows
     for wanted in (
-        ["network", "top-1", "KL to dense"],
+        ["network", "top-1 accuracy", "KL to dense"],
         ["dense", "91.23 %", ""],
         ["SNOWS", "", ""],
         ["query", "8 × 4", "2:4", "50.0 %", "3", "3", "1", "1", "", "20", "1", "converged"],

@@ -136,7 +136,7 @@ def test_the_json_keys_are_those_of_every_version() -> None:
         "model", "pattern", "mask", "recipe", "permutation", "samples", "held_out_samples", "seed", "device", "layers",
         "dense_layers", "finish", "retraining", "network_weights", "network_flops", "attention_flops", "seconds",
         "recalled_solves", "peak_memory_bytes", "expected_memory_bytes", "warnings", "versions", "evaluation",
-        "schema", "finished", "sparsity", "network_sparsity", "flops", "events",
+        "operations", "phases", "schema", "finished", "sparsity", "network_sparsity", "flops", "events",
     ]  # fmt: skip
     assert data["schema"] == 1
     curve = [[0, 0.5], [2, 0.25]]
@@ -146,7 +146,7 @@ def test_the_json_keys_are_those_of_every_version() -> None:
     first = data["layers"][0]  # type: ignore[index]
     assert list(first) == [
         "name", "parameter", "shape", "pattern", "weights", "kept", "horizon", "group", "solves", "flops",
-        "sparsity",
+        "picture", "sparsity",
     ]  # fmt: skip
     assert list(first["solves"][0]) == list(SolveReport.__dataclass_fields__)
 
@@ -207,3 +207,9 @@ def test_warnings_are_distinct_in_their_order_wherever_they_come(
     report = fold(mixed)
     assert report.warnings == list(dict.fromkeys(words))
     assert replace(report, warnings=[]) == fold(others)
+
+
+def test_a_warning_that_came_again_has_its_number() -> None:
+    report = fold([Warned("first"), Warned("again"), Warned("first"), Warned("again", 3)])
+    assert report.warnings == ["first", "again (3 times)"]
+    assert str(Warned("again", 3)) == "warning: again (3 times)"

@@ -96,7 +96,7 @@ def assert_least_losses(model: nn.Module, result: Result, equations: list[Equati
     assert too_high == {}
 
 
-@pytest.mark.filterwarnings("ignore:the mask of .* removes every weight")
+@pytest.mark.filterwarnings("ignore:the masks? of .* removes? every weight")
 @pytest.mark.parametrize(("dtype", "ridge"), [(torch.float32, Recipe().ridge), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_layer_of_every_tiny_network(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import snows
 from snows.data.layer_lists import read_layer_list
+from snows.errors import InputError
 from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming
 from snows.timing.clock import Timing
 from tests.saved import strict
@@ -61,3 +64,8 @@ def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:
     assert data["layers"][0]["timings"][0]["dense"]["median"] == 0.002
     assert read_layer_list(file) == ("fast",)
     assert snows.Benchmark is Benchmark
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot write .*nothing/bench.json"):
+        FOUND.save(tmp_path / "nothing" / "bench.json")

@@ -84,7 +84,7 @@ def test_the_trained_result_is_ordinary_again() -> None:
     assert dict(after.model.named_parameters())[name][~kept].any()
 
 
-@pytest.mark.filterwarnings("ignore:the mask of layer3")  # it removes whole outputs
+@pytest.mark.filterwarnings("ignore:the masks of 3 layers remove")  # it removes whole outputs
 def test_the_embedded_network_at_nine_tenths() -> None:
     x, _, test_x, test_y = (part[:160] for part in embedded.images())
     start = snows.prune(embedded.model(), x[:32], 0.9, solver=None, progress=False)

@@ -134,7 +134,7 @@ def retrain(
     TrainingSettings(**figures)  # refuses wrong figures before anything is read
     pruned, request = _read(directory, model, teacher, teacher_weights, data, seed, config, device, quiet or as_json)
     with request.step("reading the data"):
-        read = _data(request, request.require_data(), samples)
+        read = request.load(request.require_data(), samples)
         judging = _held_out(request, held_out, labelled=teacher is None)
         dense = request.model() if teacher is not None else None
     with keeping_epochs(resume):
@@ -174,18 +174,12 @@ def _read(
     return replace(pruned, source=source), request
 
 
-def _data(request: Request, name: str, samples: int | None) -> Data:
-    from ...data.sources import load_data
-
-    return load_data(name, samples, request.seed, request.data_config())
-
-
 def _held_out(request: Request, words: str, labelled: bool) -> Any:
     """A share, or the samples of the named data."""
     try:
         return float(words)
     except ValueError:
-        return _data(request, words, None).samples(labelled)
+        return request.load(words, None).samples(labelled)
 
 
 def _rows(read: Data, dense: nn.Module | None, pruned: Result, result: Result) -> list[dict[str, Any]]:

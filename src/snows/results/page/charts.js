@@ -64,7 +64,7 @@ function decades(values) {
   for (let power = high; power >= low; power -= every)
     for (const factor of factors) if (power < high || factor === 1) ticks.push(factor * 10 ** power);
   const at = (value) => (value > 0 ? Math.max(0, (Math.log10(value) - low) / (high - low)) : 0);
-  return { ticks, at };
+  return { ticks, at, positive: true };
 }
 
 // A frame: axes and their ticks. It returns where things are drawn.
@@ -83,6 +83,7 @@ function frame(holder, { y, labels = null, x = null, title = "", height = 200, n
   });
   const inner = width - left - 10;
   const area = {
+    draws: (value) => Number.isFinite(value) && (value > 0 || !y.positive), // a logarithmic axis has no zero
     svg, inner, height, left, top,
     slot: slots ? inner / slots : 0,
     x: (value) => left + (slots ? ((value + 0.5) * inner) / slots : x.at(value) * inner),
@@ -114,7 +115,7 @@ function shortened(label) {
 // A line through points [x, value, words for the pointer]. A missing value is a gap.
 
 function line(area, points, className) {
-  const shown = points.filter(([, value]) => Number.isFinite(value));
+  const shown = points.filter(([, value]) => area.draws(value));
   const path = shown.map(([x, value]) => `${area.x(x).toFixed(1)},${area.y(value).toFixed(1)}`).join(" ");
   node(area.svg, "polyline", { class: className, points: path });
 }
@@ -122,7 +123,7 @@ function line(area, points, className) {
 function dots(area, points, className, series, radius = 3) {
   for (const [x, value, words] of points) {
     if (!Number.isFinite(value)) continue;
-    const circle = { class: className, cx: area.x(x), cy: area.y(value), r: radius };
+    const circle = { class: area.draws(value) ? className : "nothing", cx: area.x(x), cy: area.y(value), r: radius };
     const made = node(area.svg, "circle", { ...circle, "data-series": series, "data-x": x, "data-value": value });
     if (words) hover(made, words);
   }

@@ -64,8 +64,8 @@ function drawFinish(holder) {
 // One layer
 
 function convergence(layer) {
-  // Points of all sweeps one after another: masked, start, and after each Newton step.
-  const names = [], fitted = [], heldOut = [];
+  // Points of all sweeps one after another: masked, start, and after each Newton step. A sweep has its own problem.
+  const names = [], fitted = [], heldOut = [], begins = [];
   layer.solves.forEach((solve, number) => {
     const tried = solve.held_out_tried ?? {};
     const where = layer.solves.length > 1 ? `, sweep ${number + 1}` : "";
@@ -74,6 +74,7 @@ function convergence(layer) {
       heldOut.push([names.length, held ?? null]);
       names.push(name + where);
     };
+    begins.push(names.length);
     add("masked", solve.loss_masked, tried["masked weights"]);
     const steps = solve.losses ?? [];
     if (solve.start !== "masked weights") add(solve.start, solve.loss_start, tried[solve.start]);
@@ -83,15 +84,17 @@ function convergence(layer) {
     }
     if (solve.kept !== "solved" && tried[solve.kept] !== undefined) add(`kept: ${solve.kept}`, solve.loss, tried[solve.kept]);
   });
-  return { names, fitted, heldOut };
+  return { names, fitted, heldOut, begins };
 }
 
 function drawNewton(holder) {
-  const { names, fitted, heldOut } = convergence(layers[selected]);
+  const { names, fitted, heldOut, begins } = convergence(layers[selected]);
   const y = scale(decades([...fitted, ...heldOut].map(([, value]) => value)), figure);
   const area = frame(holder, { y, labels: names, height: 170, name: "loss on the way" });
-  line(area, fitted, "snows");
-  line(area, heldOut, "held dashed");
+  begins.forEach((begin, sweep) => {
+    line(area, fitted.slice(begin, begins[sweep + 1]), "snows");
+    line(area, heldOut.slice(begin, begins[sweep + 1]), "held dashed");
+  });
   dots(area, fitted, "snows", "fitted");
   dots(area, heldOut, "held", "held-out");
   const words = (index) => [names[index], `fitted ${figure(fitted[index][1])}`, `held out ${figure(heldOut[index][1])}`];
@@ -115,7 +118,7 @@ function drawCG(holder) {
 }
 
 function drawWeights(holder) {
-  const { low, high, before, after } = layers[selected].histogram;
+  const { low, high, before, after } = layers[selected].picture;
   const y = scale(fromZero([...before, ...after]), percent);
   const ends = { ticks: [low, 0, high], at: (value) => (value - low) / (high - low) };
   const area = frame(holder, { y, x: scale(ends, figure), title: "weight", height: 170, name: "weights" });
@@ -208,9 +211,10 @@ function select(index, scroll = true) {
   byId("layer-choice").value = index;
   byId("layer-facts").textContent = byId(`row-${index}`).dataset.facts;
   byId("layer-advice").textContent = byId(`row-${index}`).dataset.advice ?? "";
+  show("layer-advice", Boolean(byId(`row-${index}`).dataset.advice));
   show("part-newton", layer.solves.some((solve) => solve.loss_masked !== null));
   show("part-cg", layer.solves.some((solve) => solve.cg_residuals?.length));
-  show("part-weights", Boolean(layer.histogram));
+  show("part-weights", Boolean(layer.picture));
   show("part-picture", Boolean(layer.picture));
   for (const row of document.querySelectorAll("tr.selected")) row.classList.remove("selected");
   byId(`row-${index}`).classList.add("selected");
