@@ -43,17 +43,14 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        return self.estimate.settings.sweeps * sum(self.layers) + self.last_stage
+        return sum(self.layers) + self.last_stage
 
     @cached_property
     def layers(self) -> tuple[float, ...]:
-        """Of each group of layers, in one sweep."""
-        position, found = 0, []
-        for group in self.estimate.plan.groups:
-            segment = self._segment(group)
-            found.append(self._streams(position, segment.position) + self._solve(group, segment))
-            position = segment.position
-        return tuple(found)
+        """Of each group of layers, in all sweeps."""
+        settings = self.estimate.settings
+        first = self._sweep(new_masks=True)
+        return first * settings.mask_steps + self._sweep(new_masks=False) * (settings.sweeps - settings.mask_steps)
 
     @cached_property
     def last_stage(self) -> float:
@@ -77,42 +74,66 @@ class Duration:
         e = self.estimate
         return bool(operations_kept(e.graph, e.plan, e.samples, e.settings, e.memory))
 
+    def _sweep(self, new_masks: bool) -> tuple[float, ...]:
+        position, found = 0, []
+        for group in self.estimate.plan.groups:
+            segment = self._segment(group)
+            found.append(self._streams(position, segment.position) + self._solve(group, segment, new_masks))
+            position = segment.position
+        return tuple(found)
+
     def _streams(self, start: int, stop: int) -> float:
         """Both streams move from one layer to the next."""
         nodes: Sequence[Node] = self.estimate.graph.nodes[start:stop]
         passes = 1 + (1 / self.estimate.settings.sweeps if self._keeps_outputs else 1)
         return passes * self.estimate.samples * self.speed.of(nodes)
 
-    def _solve(self, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
-        settings = self.estimate.settings
+    def _solve(self, group: tuple[PlannedLayer, ...], segment: Segment, new_masks: bool) -> float:
+        closed_form = self.estimate.settings.start.closed_form and new_masks
         body = self.speed.of(segment.body.nodes)
         targets = 0.0 if self._keeps_outputs else self.estimate.samples * body
         prelude = self.estimate.samples * self.speed.of(segment.prelude.nodes)
         compared = 3 * self.held_out * body
-        total = targets + prelude + compared + self._closed_form(group, segment, body)
-        if segment.is_one_layer and settings.start.closed_form:
-            return total + 2 * self._fitted * body  # losses of the masked and of the least-squares weights
+        total = targets + prelude + compared + self._row_systems(group, segment, closed_form)
+        if not closed_form:
+            return total + self._newton(group, body)
+        looks = USUAL_STEPS / _TRIAL_STEPS * self.held_out * body if self._has_shared_factor(group, segment) else 0.0
+        total += looks + self._fitted * body  # the loss of the masked weights
+        if segment.is_one_layer:
+            return total + self._fitted * body  # and of least squares, which is the solution
         return total + self._newton(group, body)
 
-    def _closed_form(self, group: tuple[PlannedLayer, ...], segment: Segment, body: float) -> float:
+    def _row_systems(self, group: tuple[PlannedLayer, ...], segment: Segment, closed_form: bool) -> float:
+        """Second moments and their factors. A preconditioner alone takes fewer samples."""
         settings = self.estimate.settings
-        if not settings.start.closed_form and not settings.curvature.preconditioned:
+        if not closed_form and not settings.curvature.preconditioned:
             return 0.0
-        moments = self._fitted * sum(self.speed.moments[planned.layer.parameter] for planned in group)
-        products = 0.0
-        if settings.curvature.preconditioned and not segment.is_one_layer:
-            products = 2.0 * segment.cost.flops * self.estimate.product_samples(group)
-        return moments + sum(self._factors(planned, products, body) for planned in group)
+        samples = self._fitted if closed_form else min(self._fitted, settings.curvature.samples)
+        moments = samples * sum(self.speed.moments[planned.layer.parameter] for planned in group)
+        return moments + sum(self._factors(planned, self._product_flops(group, segment)) for planned in group)
 
-    def _factors(self, planned: PlannedLayer, product_flops: float, body: float) -> float:
-        layer, kept = planned.layer, self.estimate.kept_inputs(planned)
-        rows, columns = layer.shape[0], layer.columns
-        flops, device = float(rows) * kept**3, self.estimate.device.type
-        shared = float(layer.groups) * columns**3 + USUAL_STEPS * 4 * float(rows) * columns**2
-        if takes_blocks(flops, 4.0 * rows * kept**2, shared, product_flops, device):
-            return flops / self.speed.factors
-        looks = USUAL_STEPS / _TRIAL_STEPS * self.held_out * body
-        return shared / self.speed.products + looks
+    def _product_flops(self, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
+        if not self.estimate.settings.curvature.preconditioned or segment.is_one_layer:
+            return 0.0
+        return 2.0 * segment.cost.flops * self.estimate.product_samples(group)
+
+    def _has_shared_factor(self, group: tuple[PlannedLayer, ...], segment: Segment) -> bool:
+        return not all(self._takes_blocks(planned, self._product_flops(group, segment)) for planned in group)
+
+    def _takes_blocks(self, planned: PlannedLayer, product_flops: float) -> bool:
+        rows, kept = planned.layer.shape[0], self.estimate.kept_inputs(planned)
+        device = self.estimate.device.type
+        size = 4.0 * rows * kept**2
+        return takes_blocks(float(rows) * kept**3, size, self._shared_flops(planned), product_flops, device)
+
+    def _shared_flops(self, planned: PlannedLayer) -> float:
+        layer = planned.layer
+        return float(layer.groups) * layer.columns**3 + USUAL_STEPS * 4 * float(layer.shape[0]) * layer.columns**2
+
+    def _factors(self, planned: PlannedLayer, product_flops: float) -> float:
+        if self._takes_blocks(planned, product_flops):
+            return float(planned.layer.shape[0]) * self.estimate.kept_inputs(planned) ** 3 / self.speed.factors
+        return self._shared_flops(planned) / self.speed.products
 
     def _newton(self, group: tuple[PlannedLayer, ...], body: float) -> float:
         settings = self.estimate.settings
@@ -123,4 +144,4 @@ class Duration:
         step = samples * (gradient + _LINE_SEARCH) + products * (_LINEARIZE + cg_steps * product)
         if settings.in_minibatches:
             step = samples * (gradient + _LINE_SEARCH + _LINEARIZE + cg_steps * product)
-        return (newton.steps * step + samples) * body
+        return newton.steps * step * body

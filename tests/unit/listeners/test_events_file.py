@@ -63,5 +63,5 @@ def test_a_failure_later_is_a_warning_and_the_work_goes_on(tmp_path: Path) -> No
     closed.close()
     with pytest.warns(snows.SnowsWarning, match="nothing more is written"):
         snows.prune(model, data, 0.5, recipe=snows.Recipe(horizon=0, sweeps=1), progress=[seen.append, closed])
-    assert isinstance(seen[0], RunStarted)
+    assert any(isinstance(event, RunStarted) for event in seen)
     assert isinstance(seen[-1], RunFinished)
