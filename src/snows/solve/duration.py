@@ -5,18 +5,21 @@ The numbers of passes are those of the code; the factors in front were fitted to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch.fx import Node
 
+from ..events import Listener, TimeEstimated
 from ..graph import Segment
 from ..plan import PlannedLayer
+from ..recipe import Effort
 from .estimate import Estimate
 from .footprint import operations_kept
 from .least_squares import USUAL_STEPS, takes_blocks
-from .speed import Speed
+from .speed import Speed, assumed_speed, measured_speed
 
 _LINEARIZE = 1.6  # forward passes that a linearization takes
 _PUSH, _PULL = 1.0, 1.3  # of a linearized segment, in forward passes
@@ -25,6 +28,44 @@ _CG_SHARE = 0.8  # of the steps that the recipe allows
 _TRIAL_STEPS = 5  # of a shared factor between two looks at held-out samples
 _EVALUATIONS = 11  # of the last stage
 _BACKWARD = 2.0  # forward passes that a backward pass of the last stage takes
+
+
+_ASSUMED_RATE = {"cpu": 2e10, "cuda": 1e13}  # operations per second, before anything is measured
+_SHORT = 20.0  # seconds; a run that is shorter at the assumed rate is not measured
+_LONG = 600.0  # seconds, from which on there is a hint at what would be quicker
+_FEW_SAMPLES = 256
+
+
+def announce_time(
+    estimate: Estimate, samples: Callable[[int], list[Any]], held_out: int, effort: Effort, notify: Listener
+) -> None:
+    """Say how long the run will take, by a measurement of a second or two. A short run is not measured.
+
+    Args:
+        estimate: The run.
+        samples: Gives the inputs of the graph for so many samples.
+        held_out: How many of the run's samples are held out.
+        effort: Of the recipe.
+        notify: Gets the estimate.
+    """
+    graph, layers = estimate.graph, [planned.layer for planned in estimate.plan.pruned]
+    rate = _ASSUMED_RATE.get(estimate.device.type, _ASSUMED_RATE["cuda"])
+    if Duration(estimate, assumed_speed(graph, layers, rate), held_out).seconds < _SHORT:
+        return
+    speed = measured_speed(graph, layers, samples, estimate.samples - held_out, estimate.device)
+    found = Duration(estimate, speed, held_out)
+    notify(TimeEstimated(found.layers, found.last_stage, _quicker(found, effort) if found.seconds > _LONG else ()))
+
+
+def _quicker(found: Duration, effort: Effort) -> tuple[str, ...]:
+    settings, samples = found.estimate.settings, found.estimate.samples
+    hints = {
+        "effort 'fast'": effort != "fast",
+        f"fewer than {samples} samples": samples > _FEW_SAMPLES,
+        "horizon 0": settings.horizon > 0,
+        "a recipe with finish_steps 0": found.last_stage > 0.25 * found.seconds,
+    }
+    return tuple(hint for hint, holds in hints.items() if holds)
 
 
 @dataclass(frozen=True)

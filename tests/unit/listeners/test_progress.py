@@ -214,7 +214,7 @@ def test_a_listener_from_outside_sees_the_run_in_order() -> None:
     steps = [event for event in between if isinstance(event, DistillStep)]
     assert [(event.step, event.steps) for event in steps] == [(1, 3), (2, 3), (3, 3)]
     assert between.index(layers[-1]) < between.index(steps[0])
-    assert [type(event).__name__ for event in between[between.index(steps[-1]) + 1 :]] == ["Distilled"]
+    assert type(between[between.index(steps[-1]) + 1]).__name__ == "Distilled"
     assert all(str(event) for event in (first, *layers, *steps))
 
 
