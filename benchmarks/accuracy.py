@@ -54,6 +54,7 @@ DATA = {  # calibration, test
     "resnet20": ("cifar10_train5k.npz", ["cifar10_test.npz"]),
     "resnet50": ("imagenet_calibration.npz", ["imagenet_val_a.npz", "imagenet_val_b.npz"]),
     "mobilenet": ("imagenet_calibration.npz", ["imagenet_val_a.npz", "imagenet_val_b.npz"]),
+    "vit": ("imagenet_calibration.npz", ["imagenet_val_a.npz", "imagenet_val_b.npz"]),
 }
 RECIPES: dict[str, Recipe] = {"default": DEFAULT, "paper": PAPER}
 

@@ -49,7 +49,7 @@ def networks() -> str:
     rows = []
     for part in ("vit", "resnet", "wide"):
         timings: dict[tuple[int, str], dict[str, Any]] = {}
-        for entry in found[part].get("network", []):
+        for entry in found.get(part, {}).get("network", []):
             if entry["timing"] is not None:
                 timings.setdefault((entry["mode"], entry["engine"], entry["batch"]), {})[entry["weights"]] = entry[
                     "timing"
@@ -69,7 +69,7 @@ def kernels() -> str:
     if found is None:
         return "Not measured yet: `python benchmarks/kernels.py`."
     rows = []
-    for row in found["products"].get("rows", []):
+    for row in found.get("products", {}).get("rows", []):
         times = _medians(row)
         cells = [f"{row['outputs']} x {row['inputs']}", f"{row['positions']:,}", _time(times.get("fp16 dense"))]
         cells += [_time(times.get("fp16 2:4, result copied")), _time(times.get("fp16 2:4"))]
@@ -86,7 +86,7 @@ def chains() -> str:
     if found is None:
         return "Not measured yet: `python benchmarks/kernels.py`."
     rows = []
-    for row in found["chains"].get("rows", []):
+    for row in found.get("chains", {}).get("rows", []):
         times = _medians(row)
         name = f"MLP {row['chain']}" if "chain" in row else f"1x1 convolution, {row['convolution']}"
         count = f"{row['positions']:,} positions" if "positions" in row else f"batch {row['batch']}"

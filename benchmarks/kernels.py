@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from networks import ResNet50, ViT
-from sections import at_most
 from torch import Tensor, nn
 
 import snows
@@ -51,6 +50,8 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=145.0, help="seconds, for all parts together")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to try the script")
+    parser.add_argument("--modes", default="eager,graph", help="of whole networks; compiling takes minutes")
+    parser.add_argument("--only", default=",".join(SHARES), help="parts, with commas")
     parser.add_argument("--part", choices=[*SHARES])
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -64,14 +65,25 @@ def main() -> None:
 
 def run_all(options: argparse.Namespace) -> None:
     began, found = time.perf_counter(), {}
-    left = dict(SHARES)
+    left = {part: SHARES[part] for part in options.only.split(",")}
     with tempfile.TemporaryDirectory() as folder:
-        for part, share in SHARES.items():
+        for part, share in dict(left).items():
             remaining = options.limit - (time.perf_counter() - began)
             seconds = remaining * share / sum(left.values())  # what earlier parts did not use goes to the others
             del left[part]
             file = Path(folder) / f"{part}.json"
-            words = ["--part", part, "--out", str(file), "--device", options.device, "--limit", str(0.9 * seconds)]
+            words = [
+                "--part",
+                part,
+                "--modes",
+                options.modes,
+                "--out",
+                str(file),
+                "--device",
+                options.device,
+                "--limit",
+                str(0.9 * seconds),
+            ]
             command = [sys.executable, __file__, *words, *(["--tiny"] if options.tiny else [])]
             error = None
             try:
@@ -290,7 +302,7 @@ def two_of_four(weight: Tensor) -> Tensor:
 def whole(make: Callable[[bool], tuple[nn.Module, Tensor]], batches: tuple[int, ...]) -> Callable[..., None]:
     def run(options: argparse.Namespace) -> None:
         began = time.perf_counter()
-        with at_most(options.limit - 2), tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder:
             model, samples = make(options.tiny)
             if options.device == "cuda":
                 model, samples = model.cuda(), samples.cuda()
@@ -298,7 +310,11 @@ def whole(make: Callable[[bool], tuple[nn.Module, Tensor]], batches: tuple[int, 
             saved = result.save(Path(folder) / "pruned")
             prepared = time.perf_counter() - began
             sizes, left = (1, 2) if options.tiny else batches, options.limit - prepared - 3
-            found = snows.bench(saved, model.cpu(), batches=sizes, device=options.device, limit=left, progress=False)
+            modes = [mode for mode in options.modes.split(",") if mode in modes_of(torch.device(options.device))]
+            found = snows.bench(
+                saved, model.cpu(), batches=sizes, engines=["torch"], modes=modes, device=options.device, limit=left,
+                progress=False,
+            )  # fmt: skip
         brief = found.to_dict()
         for layer in brief["layers"]:
             layer.pop("elsewhere")

@@ -45,7 +45,7 @@ def effort() -> str:
 
 
 def floor() -> str:
-    titles = ["version", "CPU time", "its floor", "ratio", "elapsed", "its floor", "ratio", "threads, load"]
+    titles = ["version", "CPU time", "its floor", "ratio", "elapsed", "threads, load"]
     rows = [
         [
             row["version"],
@@ -53,8 +53,6 @@ def floor() -> str:
             seconds(row["floor_cpu_seconds"]),
             f"{row['cpu_seconds'] / row['floor_cpu_seconds']:.1f}",
             seconds(row["seconds"]),
-            seconds(row["floor_seconds"]),
-            f"{row['seconds'] / row['floor_seconds']:.1f}",
             machine(row),
         ]
         for row in read("laptop-floor")["rows"]

@@ -29,7 +29,7 @@ import snows
 from snows.data.images import as_inputs, normalize
 from snows.recipe import PAPER
 
-SPARSITY, HELD_OUT, CALIBRATION = 0.9, 2000, 3000
+SPARSITY, TRAINING, HELD_OUT, CALIBRATION = 0.9, 50_000, 2000, 3000
 PARTS = {"cifar10-a.xz": (0, 30_000), "cifar10-b.xz": (30_000, 60_000)}  # 50,000 training images, then 10,000 to test
 LABELS = "cifar10-labels.npy"
 STARTS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ PAPER_FIGURES = {"before": 64.80, "after": 87.69}
 SAFETY = 1.15  # of the time that an epoch took
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=["pack", "run"])
     parser.add_argument("--packed", type=Path, required=True, help="folder of the packed images")
@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--limit", type=float, default=230.0, help="seconds for everything")
     parser.add_argument("--epochs", type=int, default=90)
-    parser.add_argument("--images", type=int, default=50_000, help="training images at most")
-    options = parser.parse_args()
+    parser.add_argument("--images", type=int, default=TRAINING, help="training images at most")
+    options = parser.parse_args(words)
     if options.task == "pack":
         pack(options.sheets, options.packed)
     else:
@@ -98,10 +98,10 @@ def read(packed: Path) -> tuple[Tensor, Tensor]:
 def run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     x, y = read(options.packed)
-    train_x, train_y, test_x, test_y = x[:50_000], y[:50_000], x[50_000:], y[50_000:]
+    train_x, train_y, test_x, test_y = x[:TRAINING], y[:TRAINING], x[TRAINING:], y[TRAINING:]
     dense = load_network("resnet20", options.shared).to(options.device)
     held_out = (train_x[-HELD_OUT:], train_y[-HELD_OUT:])
-    count = min(options.images, 50_000 - HELD_OUT)
+    count = min(options.images, TRAINING - HELD_OUT)
     training = (train_x[:count], train_y[:count])
     found: dict[str, Any] = {
         "sparsity": SPARSITY, "dense": percent(correct(dense, test_x, test_y)), "paper": PAPER_FIGURES,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +23,6 @@ def make_parser(description: str | None, sections: Iterable[str]) -> argparse.Ar
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--samples", type=int, help="at most, instead of each row's own")
     return parser
-
-
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """After this time what is running gets a TimeoutError: for work that cannot be asked to stop, such as compiling."""
-
-    def stop(number: int, frame: object) -> None:
-        raise TimeoutError(f"stopped after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(max(1, int(seconds)))
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def measure_rows(section: Section, path: Path, device: str) -> list[Row]:

@@ -21,6 +21,7 @@ class Commands(SphinxDirective):
     """One section for each command."""
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_reread()  # the text is not in the page, so that its date says nothing
         holder = nodes.container()
         self.state.nested_parse(
             StringList(lines(), source="the command line"), self.content_offset, holder, match_titles=True

@@ -22,6 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"snows {release}"
 html_show_copyright = False
+highlight_language = "text"  # of blocks that name none: lines for a shell
 pygments_style, pygments_dark_style = "tango", "monokai"
 
 default_role = "code"  # docstrings write `name`

@@ -119,7 +119,7 @@ def prune(
         seed=seed,
         given_labels=labels == "given",
         permute=permute,
-        resume=None if resume is None else Path(resume),
+        resume=_as_folder(resume),
         memory=as_bytes(memory),
     )
     try:
@@ -137,3 +137,9 @@ def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> R
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}
     return Result(pruned, masks, fold(run.events), task.recipe, probe=run.probe())
+
+
+def _as_folder(resume: str | Path | None) -> Path | None:
+    if resume is None or (isinstance(resume, str | Path) and str(resume).strip()):
+        return None if resume is None else Path(resume)
+    raise ArgumentError(f"resume is {resume!r}; expected the path of a folder")

@@ -1,12 +1,16 @@
-"""What belongs to the caller and is put back after a run: random state, gradient mode, warning filters."""
+"""What belongs to the caller: random state, gradient mode, default device, warning filters, processes.
+
+What a run changes of it is put back afterwards.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,16 +22,35 @@ _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
 
 
 @contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Tensors that are made without a device are made on the CPU, whatever the caller's default device."""
+    with nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu"):
+        yield
+
+
+@contextmanager
 def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[None]:
     """Within this context a run has a random state and a gradient mode of its own, and its warnings are events."""
-    cuda = device is not None and device.type == "cuda" and torch.cuda.is_available()
+    on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
     with (
         _warnings_as_events(notify),
-        torch.random.fork_rng(devices=[device] if cuda else []),
+        torch.random.fork_rng(devices=[device] if on_gpu else []),
+        cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         yield
+
+
+def free_in_children(lock: Any) -> None:
+    """Let a child of os.fork() take a lock that another thread held: in the child, no thread would ever free it."""
+
+    def free() -> None:
+        if not getattr(lock, "_is_owned", bool)():  # a lock that the forking thread holds is held in the child, too
+            lock._at_fork_reinit()  # as the standard library does with its own locks
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=free)
 
 
 @contextmanager

@@ -282,13 +282,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class TrainingStep(Counted):
-    """One step of retraining, or one epoch where nobody knows how many steps it has."""
+    """One step of retraining, or one epoch where nobody knows how many steps it has.
+
+    `held_out` are figures of the held-out samples after the last epoch.
+    """
 
     epoch: int
     epochs: int
+    held_out: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"retraining, epoch {self.epoch}/{self.epochs}"
+        figures = "".join(f", {name} {value:.4f}" for name, value in self.held_out.items())
+        return f"retraining, epoch {self.epoch}/{self.epochs}{figures}"
 
 
 @dataclass(frozen=True)

@@ -373,3 +373,16 @@ def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     cell.write_text('{"source": "magnitude", "other": 1}')
     with pytest.raises(InputError, match=rf"has no comparison in {cell.name}"):
         compare(out=tmp_path)
+
+
+def test_cells_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
+    compare(out=tmp_path)
+    one, two = sorted((tmp_path / "cells").glob("magnitude-*"))
+    first, second = one.read_text(), two.read_text()
+    one.write_text(second)
+    two.write_text(first)
+    with pytest.raises(InputError, match=r"it is the row of .*; expected "):
+        compare(out=tmp_path)
+    one.write_text(first.replace('"top1": ', '"top1": "x", "top5": '))
+    with pytest.raises(InputError, match="has no comparison in"):
+        compare(out=tmp_path)

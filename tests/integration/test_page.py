@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import snows
-from snows.events import Event
+from snows.events import Event, OperationErrors, WeightFacts, WeightsShown
 from snows.results.report import fold
 from tests.networks import example, make
 from tests.unit.results.test_report import FINISHED, RUN, STARTED, solve, solved
@@ -86,7 +87,7 @@ def run_of(names: list[str], losses: list[float]) -> list[Event]:
         ))
         for number, (name, loss) in enumerate(zip(names, losses, strict=True))
     ]  # fmt: skip
-    finished = replace(FINISHED, kept={f"{name}.weight": 2 + 2 * number for number, name in enumerate(names)})
+    finished = replace(FINISHED, kept={f"{name}.weight": 2 + 2 * (number % 7) for number, name in enumerate(names)})
     return [replace(STARTED, layers=facts), *solves, RUN[-3], finished]
 
 
@@ -234,3 +235,27 @@ def test_a_run_cut_off_anywhere_opens(open_page: Any, length: int) -> None:
     opened = open_page(RUN[:length])
     assert opened.printed == []
     assert ("Not finished" in opened.page.inner_text("body")) == (length < len(RUN))
+
+
+def test_the_page_of_a_resnet50_is_small_and_opens_at_once(open_page: Any, tmp_path: Path) -> None:
+    """53 layers, three sweeps of 20 CG steps, 106 operations, and the pictures of all layers."""
+    names = [f"layer{number // 13}.{number % 13}.conv" for number in range(53)]
+    started, *solves, ended, finished = run_of(names, [0.1 + number / 53 for number in range(53)])
+    tail = tuple(float(f"{0.8**step:.4g}") for step in range(20))
+    solves = [replace(each, solve=replace(each.solve, cg_residuals=(tail,))) for each in solves]  # type: ignore[type-var, attr-defined]
+    shares = tuple(round(0.0123 * number, 4) for number in range(31))
+    facts = WeightFacts(-0.1234, 0.1234, shares, shares, 32, 64, base64.b64encode(bytes(range(256))).decode())
+    errors = {
+        name: tuple(round(1e-3 * number, 4) for number in range(106)) for name in ("mask only", "before", "SNOWS")
+    }
+    operations = OperationErrors(tuple(f"{name}.{k}" for name in names for k in (1, 2)), 50, errors, {})
+    pictures = WeightsShown({f"{name}.weight": facts for name in names})
+    began = time.perf_counter()
+    opened = open_page([started, *solves, *solves, *solves, ended, pictures, operations, finished])
+    assert time.perf_counter() - began < 5  # alone on a machine it is well below one second
+    assert (tmp_path / "report.html").stat().st_size < 1_000_000
+    drawn = opened.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert drawn < 3000
+    assert len(opened.values("chart-loss", "snows")) == 53
+    assert len(opened.values("chart-operations", "SNOWS")) == 106
+    assert opened.printed == []

@@ -50,13 +50,15 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "torch": torch,
         "model": model,
         "dense": model,
-        "calibration": x[:24, :, 8:20, 8:20],
+        "calibration": x[:24, :, 6:22, 6:22],
+        "images": x[:24, :, 6:22, 6:22],
         "pattern": "2:4",
         "test": test[:16],
         "labels": labels[:16],
     }
 
 
+@pytest.mark.filterwarnings("ignore::snows.SnowsWarning")  # of samples that are so few and small
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=page_name)
 def test_python_blocks_run(page: Path, names: dict[str, Any], quick: None) -> None:
     for block in blocks_of(page):

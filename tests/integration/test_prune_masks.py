@@ -61,7 +61,7 @@ class WatchedTogether(Watched):
         return self.masks(network.weights, network.patterns)
 
 
-@pytest.mark.filterwarnings("ignore:the mask of")  # all weights of one of few outputs may go
+@pytest.mark.filterwarnings("ignore:the masks? of")  # all weights of one of few outputs may go
 @pytest.mark.parametrize(
     ("pattern", "options", "expected"),
     [
@@ -180,7 +180,7 @@ def test_a_given_mask_that_keeps_the_pattern_is_reported_with_it(solver: str | N
     result = quick("mlp", "2:4", mask={"2": TWO_OF_FOUR}, solver=solver)
     (layer,) = result.report.layers
     assert (layer.pattern, layer.sparsity) == ("2:4", 0.5)
-    assert result.report.warnings == []
+    assert [said for said in result.report.warnings if "calibration samples" not in said] == []
     snows.verify(result.save(tmp_path / "out"))
 
 

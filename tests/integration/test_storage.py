@@ -301,6 +301,28 @@ def test_force_refuses_what_is_not_ours(kind: str, result: snows.Result, tmp_pat
     assert contents(tmp_path) == before
 
 
+USES = {
+    "load": lambda out, result: snows.load(out, make("mlp")),
+    "load_masks": lambda out, result: snows.load_masks(out),
+    "verify": lambda out, result: snows.verify(out, make("mlp")),
+    "save": lambda out, result: result.save(out, force=True),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_replacement_that_was_killed_between_its_renames_is_finished(
+    use: str, result: snows.Result, tmp_path: Path
+) -> None:
+    """Both versions are there, under hidden names; the new one is whole."""
+    old, new = result.save(tmp_path / "old"), result.save(tmp_path / "new", compact=True)
+    old.rename(tmp_path / ".out-k2j4x9_a-old")
+    new.rename(tmp_path / ".out-k2j4x9_a")
+    USES[use](tmp_path / "out", result)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert snows.verify(tmp_path / "out", make("mlp")).ok
+    assert (tmp_path / "out" / "model.compact.safetensors").exists() == (use != "save")
+
+
 # Masks and compact files as inputs
 
 

@@ -372,7 +372,7 @@ def process(*words: str) -> tuple[int, str, str]:
 
 def test_the_command_from_end_to_end(run: Snows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "net.py").write_text(FACTORY + "import torch\ndef data():\n    return torch.randn(16, 4)\n")
+    (tmp_path / "net.py").write_text(FACTORY + "import torch\ndef data():\n    return torch.randn(32, 4)\n")
     (tmp_path / "fast.json").write_text('{"schema": 1, "horizon": 2, "sweeps": 1, "cg_steps": 2}')
     prune = ("prune", "net.py:make", "--data", "net.py:data", "--recipe", "fast.json", "--pattern", "1:4", "--quiet")
     assert run(*prune, "--out", "out", "--compact") == (0, "", "")

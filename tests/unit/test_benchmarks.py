@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import snows
+from snows.data.embedded.resnet20 import ResNet20
 from tests.libraries import library
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -208,3 +210,42 @@ def test_another_program_is_timed_in_its_folder(tmp_path: Path) -> None:
     refused = subprocess.run(command, capture_output=True, text=True)
     assert refused.returncode == 1
     assert "expected --checkout DIR" in refused.stderr
+
+
+def sheets(folder: Path, rows: int) -> np.ndarray:
+    """Sheets as those of CIFAR-10: an image in each row of pixels."""
+    pixels = np.random.default_rng(0).integers(0, 256, (6 * rows, 1, 1024, 3), dtype=np.uint8)
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    for name, part in zip(names, pixels.reshape(6, rows, 1024, 3), strict=True):
+        Image.fromarray(part).save(folder / f"{name}.png")
+    for name, count in (("train", 5 * rows), ("test", rows)):
+        (folder / f"{name}_lables.json").write_text(json.dumps([i % 10 for i in range(count)]))
+    return pixels.reshape(-1, 32, 32, 3)
+
+
+def test_retraining_from_packed_images(benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    retrain, rows = benchmark("retrain"), 12
+    pixels = sheets(tmp_path, rows)
+    monkeypatch.setattr(retrain, "PARTS", {"a.xz": (0, 3 * rows), "b.xz": (3 * rows, 6 * rows)})
+    for name, value in {"TRAINING": 5 * rows, "HELD_OUT": 10, "CALIBRATION": 8}.items():
+        monkeypatch.setattr(retrain, name, value)
+    monkeypatch.setattr(retrain, "ROWS", (("mask only", "labels"), ("mask only", "teacher")))
+    monkeypatch.setattr(retrain, "load_network", lambda name, shared: ResNet20().eval())
+    packed, out = tmp_path / "packed", tmp_path / "retrain.json"
+    retrain.main(["pack", "--sheets", str(tmp_path), "--packed", str(packed)])
+    x, y = retrain.read(packed)
+    np.testing.assert_allclose(x.numpy(), (pixels / 255 - 0.5).transpose(0, 3, 1, 2) / 0.5, atol=1e-6)
+    assert y.tolist() == [i % 10 for i in range(5 * rows)] + [i % 10 for i in range(rows)]
+    retrain.main(
+        ["run", "--packed", str(packed), "--out", str(out), "--epochs", "2", "--limit", "500", "--device", "cpu"]
+    )
+    found = json.loads(out.read_text())
+    assert [(row["start"], row["lesson"]) for row in found["rows"]] == [
+        ("mask only", "labels"), ("mask only", "teacher"),
+    ]  # fmt: skip
+    for row in found["rows"]:
+        assert row["masks_unchanged"] is True
+        assert row["epochs"] == 2
+        assert row["settings"]["crop"] == 4
+        assert [epoch["epoch"] for epoch in row["history"]] == [0, 1, 2]
+        assert 0.89 < row["sparsity"] < 0.91

@@ -48,6 +48,9 @@ FLAGS = {
         "--data", "--weights", "--pattern", "--layers", "--exclude", "--samples", "--labels", "--out",
         "--memory", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
     ],
+    "attention": [
+        "--data", "--weights", "--pruned", "--images", "--out", "--device", "--seed", "--quiet", "--config", "--debug",
+    ],
     "retrain": [
         "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
         "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
@@ -55,7 +58,7 @@ FLAGS = {
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "bench": [
-        "--model", "--batch", "--engine", "--device", "--limit", "--out", "--json", "--quiet", "--debug",
+        "--model", "--batch", "--engine", "--mode", "--device", "--limit", "--out", "--json", "--quiet", "--debug",
     ],
     "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],
 }  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from snows import reading
 from snows.errors import InputError
+from tests.users import as_ordinary_user
 
 
 def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
@@ -105,6 +106,33 @@ def test_the_entries_of_a_folder_that_is_none(tmp_path: Path) -> None:
     assert [path.name for path in reading.entries(tmp_path)] == ["a", "b"]
     with pytest.raises(InputError, match="cannot read"):
         reading.entries(tmp_path / "a")
+
+
+AS_USER = """
+from pathlib import Path
+from snows import reading
+from snows.errors import InputError
+for read, path in (
+    (reading.read_json, "closed.json"), (reading.read_json, "closed/x.json"), (reading.is_file, "closed/x.json"),
+    (reading.entries, "closed"),
+):
+    try:
+        print("read", read(Path(path)))
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_what_a_user_may_not_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "closed.json").write_text("{}")
+    (tmp_path / "closed.json").chmod(0)
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / "x.json").write_text("{}")
+    (tmp_path / "closed").chmod(0)
+    shown = as_ordinary_user(AS_USER, tmp_path).splitlines()
+    (tmp_path / "closed").chmod(0o700)
+    paths = ("closed.json", "closed/x.json", "closed/x.json", "closed")
+    assert shown == [f"cannot read {path}: Permission denied" for path in paths]
 
 
 ELSEWHERE = {

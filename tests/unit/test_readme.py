@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,15 @@ def test_names_of_the_package_exist(document: Path) -> None:
         assert (ROOT / path).exists() or (ROOT / "src" / path).exists(), path
     for path in re.findall(r"\]\(([\w./]+\.md)\)", text):
         assert (document.parent / path).is_file(), path
+
+
+def test_figures_are_what_the_results_say() -> None:
+    script = ROOT / "scripts" / "draw_docs.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    drawn = {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    shown = {name for page in DOCUMENTS for name in re.findall(r"figures/([\w-]+\.\w+)", page.read_text("utf-8"))}
+    assert drawn == shown
 
 
 def exists(name: str) -> None:

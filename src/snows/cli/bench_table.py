@@ -33,16 +33,21 @@ def print_bench(found: Benchmark, console: Console) -> None:
     for sentence, layers in _never(found.layers).items():
         console.print(f"  {_names(layers)}: {sentence}")
     if found.not_timed:
-        console.print(f"  the time limit left out {len(found.not_timed)}: {', '.join(found.not_timed[:4])} …")
+        console.print(f"  the time limit left out {len(found.not_timed)}: {_names(list(found.not_timed))}")
     if found.flops:
         count = FlopCount(*(int(found.flops[name]) for name in ("dense", "sparse", "attention")))
         console.print(f"{flops_line(count)}. That is no time; times are above.")
+    for batch in found.batches:
+        if best := found.fastest(batch):
+            way = f"{best.engine}, {best.mode}, weights {best.weights}"
+            console.print(f"Fastest whole network at batch {batch}: {way}")
     console.print(_advice(found))
 
 
 def _advice(found: Benchmark) -> str:
     if not found.prune:
-        return "No layer was faster sparse here, so that pruning makes this network smaller at most, not faster."
+        timed = " that was timed" if found.not_timed else ""
+        return f"No layer{timed} was faster sparse here: pruning makes this network smaller at most, not faster."
     return f"If speed is the goal, prune {len(found.prune)} of {len(found.layers)} layers: {', '.join(found.prune)}"
 
 
@@ -57,11 +62,16 @@ def _layers(found: Benchmark) -> Table:
                 dense, sparse = best
                 alike = sum(other.timed_as == layer.name for other in found.layers)
                 name = layer.name + (f" and {alike} alike" if alike else "")
-                mark = " faster" if layer.pays(batch) else ""
                 shape = "x".join(map(str, layer.shape))
-                ratio = f"{dense.median / sparse.median:.2f}{mark}"
-                table.add_row(name, shape, f"{layer.sparsity:.0%}", str(batch), _time(dense), _time(sparse), ratio)
+                cells = (str(batch), _time(dense), _time(sparse), _ratio(dense, sparse))
+                table.add_row(name, shape, f"{layer.sparsity:.0%}", *cells)
     return table
+
+
+def _ratio(dense: Timing, sparse: Timing) -> str:
+    """Times overlap where the machine was busy, or both are equally fast."""
+    word = "faster" if sparse.below(dense) else "slower" if dense.below(sparse) else "unclear"
+    return f"{dense.median / sparse.median:.2f}, {word}"
 
 
 def _network(found: Benchmark) -> Table:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import InputError
+from .tensors import is_8_bit_float, unusable
 
 LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
 
@@ -42,6 +43,7 @@ def calls(data: Any, model: nn.Module, labels: Any = None, batch: int = 256) -> 
     for given in batches_of(data, "evaluation", batch):
         own = labels_of(given)
         args, kwargs = call_arguments(given, signature, "evaluation")
+        require_usable((args, kwargs), "evaluation")
         count = sample_count((args, kwargs), "an evaluation batch")
         if labels is not None:
             if first + count > len(labels):
@@ -137,6 +139,19 @@ def sample_count(inputs: Any, batch: str) -> int:
     if len(counts) > 1:
         raise InputError(f"the inputs of {batch} have {sorted(counts)} samples; expected one number")
     return int(counts.pop())
+
+
+def require_usable(inputs: Any, what: str) -> None:
+    """Refuse tensors that hold no plain numbers: sparse ones, those of the device meta, 8-bit floats …"""
+    for leaf in pytree.tree_leaves(inputs):
+        if not isinstance(leaf, Tensor):
+            continue
+        problem = f"of {leaf.dtype}" if is_8_bit_float(leaf) else unusable(leaf)
+        if problem is not None:
+            raise InputError(
+                f"a tensor of the {what} data is {problem}; expected dense tensors with values, such as those of "
+                "x.to_dense() or x.float()"
+            )
 
 
 def has_rows(leaf: Any) -> bool:

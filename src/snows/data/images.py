@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..caller import free_in_children
 from ..errors import InputError, SnowsWarning
 from ..reading import check_unpacked, entries, is_folder, open_file
 
@@ -26,6 +27,7 @@ _LARGEST_FILE = 1 << 30  # bytes
 _MANY_PIXELS = 10**7  # of an image that is decoded alone
 _LONGEST = 4  # sides: beyond that the ends of an image are cut off before it is resized, as the crop would anyway
 _ONE_LARGE_IMAGE = Lock()
+free_in_children(_ONE_LARGE_IMAGE)
 
 
 def image_files(root: Path) -> list[tuple[Path, int | None]]:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from ..graph import Layer
 from ..linalg.gram import damped
-from ..linalg.large import cholesky, cholesky_solve, product
+from ..linalg.large import cholesky, cholesky_solve, product, self_product
 
 _PATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 28}  # formed at once: caches like few, a GPU large products
-_WIDE = 1024  # columns from which on the symmetry of a Gram matrix saves time
 
 
 @dataclass(frozen=True)
@@ -52,29 +51,8 @@ def _add(total: Tensor, part: Tensor) -> Tensor:
 
 
 def second_moment(x: Tensor) -> Tensor:
-    """x^T x, for x groups x positions x columns.
-
-    It is symmetric. On a CPU the off-diagonal half of a wide one is computed once and copied; a GPU does the whole
-    product in less time.
-    """
-    if len(x) > 1 or x.device.type != "cpu":
-        return product(x.mT, x)
-    columns, rows = x.shape[-1], x[0].mT
-    moment = x.new_empty(1, columns, columns)
-    _fill_symmetric(moment[0], rows if columns < _WIDE else rows.contiguous())
-    return moment
-
-
-def _fill_symmetric(out: Tensor, rows: Tensor) -> None:
-    """rows @ rows^T."""
-    if len(rows) < _WIDE:
-        out.copy_(product(rows, rows.mT))
-        return
-    half = len(rows) // 2
-    _fill_symmetric(out[:half, :half], rows[:half])
-    _fill_symmetric(out[half:, half:], rows[half:])
-    out[:half, half:] = product(rows[:half], rows[half:].mT)
-    out[half:, :half] = out[:half, half:].mT
+    """x^T x, for x groups x positions x columns."""
+    return product(x.mT, x) if len(x) > 1 else self_product(x[0].mT)[None]
 
 
 def gram_of_inputs(layer: Layer, inputs: Iterable[Tensor]) -> Tensor:

@@ -26,15 +26,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
+from ..caller import cpu_by_default, free_in_children
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, capture
 from .samples import Samples, read_samples
+from .usable import require_usable
 from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
 
 # Capture, attention kernels, warnings and random states belong to the process, not to a thread.
 ONE_AT_A_TIME = threading.RLock()
+free_in_children(ONE_AT_A_TIME)
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,12 @@ class Prepared:
 
 def as_device(device: torch.device | str | None) -> torch.device | None:
     try:
-        return None if device is None else torch.device(device)
-    except RuntimeError as error:
+        known = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError, OverflowError) as error:
         raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+    if known is not None and known.type == "meta":
+        raise ArgumentError("the device meta holds no values; expected 'cpu', 'cuda', 'mps' …")
+    return known
 
 
 def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:
@@ -118,6 +124,15 @@ def prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
 ) -> Prepared:
     """Copy the model, read and shuffle the samples, capture the network."""
+    require_usable(model)
+    with cpu_by_default():
+        return _prepare_once(model, calibration, device, seed, with_labels)
+
+
+def _prepare_once(
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+) -> Prepared:
+    """From the memory, inside `capturing_once`."""
     memory = _MEMORY.get()
     if memory is None or memory.model is not model:
         return _prepare(model, calibration, device, seed, with_labels)
@@ -166,7 +181,7 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, OwnMask]]:
     """A copy in eval mode, in float32 or float64, without gradients; and the masks it came with."""
-    bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not torch.isfinite(p).all()]
+    bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not p.detach().isfinite().all()]
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
     if model.training:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import ArgumentError, InputError, SnowsWarning
-from .batches import batches_of, call_arguments, has_rows, labels_of, sample_count
+from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
 _READ_AT_ONCE = 256
 _LARGEST_NORMALIZED = 16  # normalized pixels stay far below
@@ -92,7 +92,7 @@ class _Batch:
 
 
 def check_seed(seed: object) -> None:
-    if not isinstance(seed, int) or not -(2**63) <= seed < 2**64:
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
         raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
 
 
@@ -121,6 +121,7 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
 
 def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:
     leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, what))
+    require_usable(leaves, what)
     count = sample_count(leaves, f"a {what} batch of type {type(batch).__name__}")
     return _Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
 

@@ -1,9 +1,14 @@
-"""Which tensors a file or a caller may give: plain ones, of numbers that torch can compute with."""
+"""Which tensors a file or a caller may give: plain ones, of numbers that torch can compute with.
+
+`peculiarity` is for files and masks, where nothing but plain tensors is expected; `unusable` for models and samples,
+whose tensors torch must be able to compute with as they are.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..reading import MOST_DIMENSIONS, is_bomb
 
@@ -16,6 +21,16 @@ _DTYPES = _FLOATS | _WHOLE | {torch.bool, torch.complex64, torch.complex128}
 def peculiarity(tensor: Tensor) -> str | None:
     """What keeps a tensor from being read, as in "it is …"; None if it is a plain one."""
     if type(tensor) not in (Tensor, nn.Parameter):
+        return f"a {type(tensor).__name__}"
+    return unusable(tensor)
+
+
+def unusable(tensor: Tensor) -> str | None:
+    """What keeps torch from computing with a tensor as it is, as in "it is …"; None if it can.
+
+    Subclasses that behave like a plain tensor are fine.
+    """
+    if is_traceable_wrapper_subclass(tensor) and not tensor.is_nested:
         return f"a {type(tensor).__name__}"
     if tensor.is_nested:
         return "a nested tensor"
@@ -46,9 +61,13 @@ def is_mask(tensor: Tensor) -> bool:
     return bool(((tensor == 0) | (tensor == 1)).all())
 
 
+def is_8_bit_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.element_size() == 1
+
+
 def widened(tensor: Tensor) -> Tensor:
     """8-bit floats, of which torch cannot tell which are finite, as 32-bit ones."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return tensor.float() if is_8_bit_float(tensor) else tensor
 
 
 def misfit(tensor: Tensor, target: Tensor, mask: bool) -> str | None:

@@ -66,9 +66,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 def _unpickled(path: Path) -> Any:
     with open_file(path) as stream:
-        _require_uncompressed(path, stream)
         try:
+            _require_uncompressed(path, stream)
             return torch.load(stream, map_location="cpu", weights_only=True)
+        except InputError:
+            raise
         except (OSError, EOFError) as error:
             raise InputError(f"cannot read {path}: {error}") from error
         except Exception as error:  # unpickling raises many kinds

@@ -250,15 +250,17 @@ def _finished(folder: Folder, cells: list[Cell]) -> dict[str, Row]:
     """Rows of an earlier call, by file name."""
     folder.check()
     rows = {}
-    for file, source, mask in [(_DENSE, "", ""), *((cell.file, cell.source, cell.mask) for cell in cells)]:
+    places = {_DENSE: ("", Row(None, None, False)), **{cell.file: (cell.source, cell.row) for cell in cells}}
+    for file, (source, expected) in places.items():
         stored = folder.cell(file)
         if stored is None:
             continue
         if stored.pop("source", None) != source:
-            raise InputError(f"{folder.path} has cells of another mask {mask!r}; give this one another name")
+            raise InputError(f"{folder.path} has cells of another mask {expected.mask!r}; give this one another name")
         try:
-            rows[file] = Row(**stored)
-        except TypeError as error:
+            rows[file] = row = Row(**stored)
+            row.require_same_network(expected)
+        except (TypeError, ValueError) as error:
             raise InputError(f"{folder.path} has no comparison in {file}: {error}; remove that file") from error
     return rows
 

@@ -38,6 +38,15 @@ class Row:
             return "dense"
         return f"{self.mask}, {self.pattern}, {'with' if self.snows else 'without'} SNOWS"
 
+    def require_same_network(self, other: Row) -> None:
+        """Raises ValueError if it is the row of another network than the other one, or no row of figures."""
+        if (self.mask, self.pattern, self.snows) != (other.mask, other.pattern, other.snows):
+            raise ValueError(f"it is the row of {self.name}; expected {other.name}")
+        figures = {key: value for key, value in vars(self).items() if key not in ("mask", "pattern", "snows", "error")}
+        odd = [key for key, value in figures.items() if value is not None and type(value) not in (int, float)]
+        if odd or not isinstance(self.error, str | None):
+            raise ValueError(f"{', '.join(odd) or 'error'} is no figure")
+
 
 @dataclass(frozen=True)
 class Comparison:

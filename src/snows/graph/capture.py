@@ -245,6 +245,8 @@ def _judged(layer: Layer, trained: set[str], alive: set[Node], varying: set[Node
         return _without_operation(layer, "the model's output does not depend on it")
     if layer.node not in varying:
         return _without_operation(layer, "its input is the same whatever the data, so there is nothing to match")
+    if 0 in layer.shape or layer.node.meta["bytes"] == 0:
+        return _without_operation(layer, "its weight or its output has no elements")
     if layer.parameter not in trained:
         return replace(layer, refusal="its weight is a buffer, not a parameter")
     return layer
@@ -268,9 +270,7 @@ def _compare_with_model(model: nn.Module, graph: Graph, call: Call) -> None:
             f"{name} only runs at the batch size it was captured with ({_first_line(error)}); {_BATCH_SIZE_ADVICE}"
         ) from error
     same = len(expected) == len(results) and all(
-        a.shape == b.shape and _close(a, b)
-        for a, b in zip(expected, results, strict=True)
-        if a.is_floating_point() and a.numel()
+        a.shape == b.shape and _close(a, b) for a, b in zip(expected, results, strict=True) if a.is_floating_point()
     )
     if not same:
         raise CaptureError(
@@ -303,6 +303,8 @@ def _tensors(outputs: Any) -> list[Tensor]:
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    if not a.numel():
+        return True
     return float((a - b).abs().max()) <= _TOLERANCE * max(float(a.abs().max()), 1e-6)
 
 

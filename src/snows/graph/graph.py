@@ -271,8 +271,8 @@ class Graph:
 
 
 def _counted_operations(nodes: list[Node]) -> list[Node]:
-    """The operations that K counts. A projection that only feeds an attention belongs to it."""
-    counted = [node for node in nodes if is_counted(node)]
+    """The operations that K counts: those with elements. A projection that only feeds an attention belongs to it."""
+    counted = [node for node in nodes if is_counted(node) and node.meta["bytes"] > 0]
     members = set(counted)
 
     def only_feeds_attention(node: Node) -> bool:

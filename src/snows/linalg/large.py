@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 MOST_FLOPS = 3e10  # of one call: a second or two on two cores
 _WHOLE = 2048  # columns up to which a matrix is factored in one call
+_SYMMETRIC = 512  # rows from which on the symmetry of a product saves time
+_INVERTED_WHOLE = 256  # columns up to which a triangular matrix is inverted in one call: products are faster
 _PAUSE = 0.1  # seconds between two looks at a thread
 
 
@@ -40,6 +42,27 @@ def multiplication_by(b: Tensor, rows: int | None = None) -> products.Multiplica
         return torch.cat([multiply(part) for part in a.split(rows, dim=-2)], dim=-2)
 
     return in_pieces
+
+
+def self_product(rows: Tensor) -> Tensor:
+    """rows @ rows^T. On a CPU the off-diagonal half of a large one is computed once and copied; a GPU does the whole
+    product in less time."""
+    if rows.device.type != "cpu" or len(rows) < _SYMMETRIC:
+        return product(rows, rows.mT)
+    result = rows.new_empty(len(rows), len(rows))
+    _fill_symmetric(result, rows.contiguous())
+    return result
+
+
+def _fill_symmetric(result: Tensor, rows: Tensor) -> None:
+    if len(rows) < _SYMMETRIC:
+        result.copy_(product(rows, rows.mT))
+        return
+    half = len(rows) // 2
+    _fill_symmetric(result[:half, :half], rows[:half])
+    _fill_symmetric(result[half:, half:], rows[half:])
+    result[:half, half:] = product(rows[:half], rows[half:].mT)
+    result[half:, :half] = result[:half, half:].mT
 
 
 def cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,7 +92,9 @@ def cholesky_inverse(factor: Tensor) -> Tensor:
     if _is_small(factor):
         return torch.cholesky_inverse(factor)
     root = _triangular_inverse(factor)
-    return product(root.mT, root)
+    if len(root.flatten(0, -2)) > root.shape[-1]:  # of several
+        return product(root.mT, root)
+    return self_product(root.flatten(0, -2).mT).view_as(root)
 
 
 def cholesky_solve(rhs: Tensor, factor: Tensor) -> Tensor:
@@ -103,7 +128,7 @@ def _solve_triangular(factor: Tensor, rhs: Tensor) -> Tensor:
 def _triangular_inverse(factor: Tensor) -> Tensor:
     """By halves: of [[A, 0], [B, C]] it is [[A⁻¹, 0], [-C⁻¹ B A⁻¹, C⁻¹]]."""
     size = factor.shape[-1]
-    if size <= _WHOLE:
+    if size <= _INVERTED_WHOLE:
         identity = torch.eye(size, dtype=factor.dtype, device=factor.device).expand_as(factor)
         return _solve_triangular(factor, identity)
     half = size // 2

@@ -29,7 +29,7 @@ class LivePage(Writer):
         >>> path = pathlib.Path(tempfile.mkdtemp(), "live.html")
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=[False, LivePage(path)])
-        >>> "Sequential" in path.read_text()
+        >>> "Sequential pruned to 2:4" in path.read_text()
         True
     """
 

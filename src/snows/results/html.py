@@ -16,7 +16,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from .advice import advice
-from .figures import amount, duration, figure, is_share, measure_title, measured, memory, percent
+from .figures import duration, figure, is_share, measure_title, measured, memory, percent
+from .headline import cards, rows, subtitle, title
 
 Data = Mapping[str, Any]
 
@@ -31,10 +32,10 @@ def render(report: Data, refresh: float | None = None) -> str:
     found = advice(report)
     layers = report["layers"]
     return _template().render(
-        report=report, refresh=refresh, title=_title(report), subtitle=_subtitle(report), progress=_progress(report),
-        cards=_cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
+        report=report, refresh=refresh, title=title(report), subtitle=subtitle(report), progress=_progress(report),
+        cards=cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
         solved=any(_loss_known(layer) for layer in layers),
-        rows=[_row(layer, found.get(place, "")) for place, layer in enumerate(layers)],
+        rows=rows(report, found),
         sweeps=_sweeps(report), opened=next(iter(found), 0), facts=_facts(report), color=_color,
         loss_words=_loss_words(report), finish_words=_finish_words(report), operation_words=_operation_words(report),
         retraining_words=_retraining_words(report),
@@ -58,87 +59,6 @@ def _asset(name: str) -> Any:
     from markupsafe import Markup
 
     return Markup(_read(name))  # our own file
-
-
-@dataclass(frozen=True)
-class Card:
-    """A figure of the headline: what it was in the dense network, what it is now, and a few words."""
-
-    title: str
-    value: str
-    note: str
-    before: str = ""
-
-
-def _cards(report: Data) -> list[Card]:
-    cards = [_quality(report["evaluation"]) if report["evaluation"] else _output_error(report["operations"])]
-    if report["finished"]:
-        cards += [_sparsity(report), _weights(report), _flops(report)]
-    if report["seconds"]:
-        peak = report["peak_memory_bytes"]
-        note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
-        cards.append(Card("Time", duration(report["seconds"]), note))
-    return [card for card in cards if card is not None]
-
-
-def _quality(rows: list[Data]) -> Card | None:
-    """The first figure of the evaluation: dense and pruned."""
-    dense, pruned = rows[0], rows[-1]
-    key = next((key for key in dense if key != "network" and pruned.get(key) is not None), None)
-    if key is None:
-        return None
-    masked = next((row for row in rows if row.get("network") == "mask only"), None)
-    note = "of the test samples" if masked is None else f"{measured(key, masked[key])} with the mask only"
-    before = "" if dense.get(key) is None else measured(key, dense[key]).removesuffix(" %")
-    title = measure_title(key)
-    return Card(title[0].upper() + title[1:], measured(key, pruned[key]), note, before)
-
-
-def _output_error(operations: Data | None) -> Card | None:
-    """Without labels: the error of the network's output, with the mask only and at the end."""
-    if operations is None:
-        return None
-    masked, final = (figure(100 * values[-1]) for values in _ends(operations["errors"]))
-    if len(operations["errors"]) == 1:
-        return Card("Output error", f"{final} %", "with the mask only, of the variance")
-    return Card("Output error", f"{final} %", "mask only → re-adjusted, of the variance", masked)
-
-
-def _ends(errors: Mapping[str, list[float]]) -> tuple[list[float], list[float]]:
-    curves = list(errors.values())
-    return curves[0], curves[-1]
-
-
-def _sparsity(report: Data) -> Card:
-    return Card(
-        "Sparsity", percent(report["sparsity"]), f"of the pruned layers; {percent(report['network_sparsity'])} of all"
-    )
-
-
-def _weights(report: Data) -> Card:
-    total = report["network_weights"]
-    kept = total - sum(layer["weights"] - layer["kept"] for layer in report["layers"])
-    return Card("Weights", amount(kept), "that are not zero", amount(total))
-
-
-def _flops(report: Data) -> Card | None:
-    flops = report["flops"]
-    if not report["network_flops"]:
-        return None
-    note = f"for one sample, {figure(flops['reduction'])} times fewer"
-    return Card("FLOPs", amount(flops["sparse"]), note, amount(flops["dense"]))
-
-
-def _title(report: Data) -> str:
-    model, pattern = report["model"] or "Model", report["pattern"]
-    if pattern == "given":
-        return f"{model} with given masks"
-    return f"{model} pruned to {pattern}" if pattern else model
-
-
-def _subtitle(report: Data) -> str:
-    masks = "given masks" if report["mask"] == "given" else f"masks by {report['mask']}"
-    return f"{masks} · {report['samples']:,} calibration samples · {len(report['layers'])} layers"
 
 
 def _progress(report: Data) -> str:
@@ -175,46 +95,6 @@ class _Column:
 def _color(name: str) -> str:
     """Of a network's name: the same in all tables and charts."""
     return _COLORS.get(name, "--layerwise" if name.startswith("layer-wise") else "--snows")
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One layer in the table, and the sentence about it where it is opened."""
-
-    layer: Data
-    masked: float | None
-    readjusted: float | None
-    loss: float | None
-    held_out: float | None
-    cg_steps: int
-    seconds: float
-    outcome: str
-    facts: str
-    advice: str
-
-
-def _row(layer: Data, said: str) -> _Row:
-    solves = layer["solves"]
-    first, last = (solves[0], solves[-1]) if solves else ({}, {})
-    outcome = last.get("outcome", "not solved yet")
-    if last and last["kept"] != "solved":
-        outcome += f"; worse on held-out samples, so {last['kept']} was kept"
-    return _Row(
-        layer, first.get("loss_masked"), first.get("loss"), last.get("loss"), last.get("held_out"),
-        sum(solve["cg_steps"] for solve in solves), sum(solve["seconds"] for solve in solves), outcome,
-        _layer_facts(layer, outcome), said,
-    )  # fmt: skip
-
-
-def _layer_facts(layer: Data, outcome: str) -> str:
-    shape = " × ".join(map(str, layer["shape"]))
-    words = f"{shape}, pattern {layer['pattern']}, {layer['kept']:,} of {layer['weights']:,} weights kept."
-    if len(layer["group"]) > 1:
-        others = ", ".join(name for name in layer["group"] if name != layer["name"])
-        words += f" Solved together with {others}."
-    if layer["solves"]:
-        words += f" {outcome[0].upper()}{outcome[1:]}."
-    return words
 
 
 def _loss_known(layer: Data) -> bool:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import (
     ChannelsPermuted,
@@ -32,6 +32,11 @@ from ..events import (
 from ..graph.flops import FlopCount
 from .files import write_whole
 from .html import render
+from .plot import plot
+from .summary import as_html, as_text, one_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEMA = 1
 
@@ -72,7 +77,7 @@ class LayerReport:
         return 1 - self.kept / self.weights
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """How a model was pruned.
 
@@ -199,6 +204,27 @@ class Report:
         """The report as strict JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
+    def __repr__(self) -> str:
+        return f"<Report: {one_line(self.to_dict())}>"
+
+    def _repr_html_(self) -> str:
+        return as_html(self.to_dict())
+
+    def summary(self) -> str:
+        """The headline, a table of the layers, and which of them to look at, as text."""
+        return as_text(self.to_dict())
+
+    def plot(self) -> Figure:
+        """Losses of every layer and errors of every operation, drawn by matplotlib: `report.plot().savefig("run.png")`.
+
+        Returns:
+            A figure of matplotlib. A notebook shows it.
+
+        Raises:
+            InputError: matplotlib is not installed.
+        """
+        return plot(self.to_dict())
+
     def to_html(self, path: str | Path, refresh: float | None = None) -> None:
         """Write the report as a page for a browser.
 
@@ -210,6 +236,16 @@ class Report:
             refresh: Seconds after which a browser reads the file again, while the run has not finished. None: never.
         """
         write_whole(Path(path), render(self.to_dict(), refresh).encode())
+
+
+def beside(report: Report, name: str, other: Report) -> Report:
+    """The report with the errors of another run's operations, if both measured the same ones on the same samples."""
+    mine, others = report.operations, other.operations
+    if mine is None or others is None or (mine.names, mine.samples) != (others.names, others.samples):
+        return report
+    first, *rest = mine.errors
+    errors = {first: mine.errors[first], name: list(others.errors.values())[-1], **{k: mine.errors[k] for k in rest}}
+    return dataclasses.replace(report, operations=dataclasses.replace(mine, errors=errors))
 
 
 def finite(data: Any) -> Any:

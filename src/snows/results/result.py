@@ -21,9 +21,10 @@ from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPO
 from .probe import Call, record
 from .report import Report
 from .storage import refuse_existing
+from .summary import one_line
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A pruned model, its masks, and the report of how it was made.
 
@@ -41,6 +42,8 @@ class Result:
         >>> result = snows.prune(model, torch.randn(64, 8), "2:4", layers="0", progress=False)
         >>> {name: int(mask.sum()) for name, mask in result.masks.items()}
         {'0.weight': 32}
+        >>> result
+        <Result: Sequential pruned to 2:4, 1 layers, 50.0 % removed; summary() tells more>
     """
 
     model: nn.Module
@@ -49,6 +52,16 @@ class Result:
     recipe: Recipe
     source: str | None = None
     probe: Call | None = None
+
+    def __repr__(self) -> str:
+        return f"<Result: {one_line(self.report.to_dict())}; summary() tells more>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
+    def summary(self) -> str:
+        """The headline of the report, a table of its layers, and which of them to look at, as text."""
+        return self.report.summary()
 
     def save(self, directory: str | Path, *, compact: bool = False, force: bool = False) -> Path:
         """Write weights, masks and probe as safetensors, the rest as JSON and HTML, into a new folder.

@@ -223,7 +223,7 @@ def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str,
         node.name: (_OUTPUT_SHARE / len(outputs) if node in outputs else (1 - _OUTPUT_SHARE) / inner)
         / max(float(values[node.name].var()), _LEAST_VARIANCE)
         for node in nodes
-        if values[node.name].is_floating_point()
+        if values[node.name].is_floating_point() and values[node.name].numel()
     }
 
 

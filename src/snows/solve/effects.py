@@ -98,7 +98,7 @@ def operation_errors(
 
 def _is_measured(node: Node) -> bool:
     value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()
+    return isinstance(value, Tensor) and value.is_floating_point() and bytes_of(node) > 0
 
 
 def _has_classes(output: Node | None) -> bool:

@@ -140,6 +140,11 @@ class Benchmark:
         """The layers to prune if speed is the goal: sparse was faster at one of the batch sizes at least."""
         return tuple(layer.name for layer in self.layers if any(map(layer.pays, self.batches)))
 
+    def fastest(self, batch: int) -> NetworkTiming | None:
+        """The whole network's best time at a batch size, in any engine and mode."""
+        ran = [(row.timing.median, row) for row in self.network if row.batch == batch and row.timing is not None]
+        return min(ran, key=lambda pair: pair[0])[1] if ran else None
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, with the list that `prune` reads."""
         paying = {str(batch): [x.name for x in self.layers if x.pays(batch)] for batch in self.batches}

@@ -30,7 +30,7 @@ from .engines import Exports, Setting, check_engines, packed, torch_settings
 from .kernels import kernels_of
 from .layers import LayerCase, failure, find_cases, time_layer
 from .machine import describe_machine
-from .modes import COMPILED, modes_of
+from .modes import COMPILED, chosen_modes
 from .possibilities import elsewhere, never, sparsity
 
 BATCHES = (1, 8, 32)
@@ -46,6 +46,7 @@ def bench(
     *,
     batches: Sequence[int] = BATCHES,
     engines: Iterable[str] | None = None,
+    modes: Iterable[str] | None = None,
     device: torch.device | str | None = None,
     limit: float = LIMIT,
     progress: bool = True,
@@ -62,6 +63,8 @@ def bench(
             folder records, unless that is code ("file.py:factory"), which is never run.
         batches: Batch sizes.
         engines: "torch", "onnxruntime", "openvino". Default: torch, and on a CPU those that are installed.
+        modes: How torch runs the whole network: "eager", "compiled", and on a GPU "graph" and "compiled graph".
+            Default: all. Compiling takes longest; it comes last.
         device: Where to time. Default: an accelerator if there is one.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
         progress: Whether to show a progress bar on standard error.
@@ -88,10 +91,10 @@ def bench(
     if not limit > 0:
         raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
     place = as_device(device) or _best_device()
-    chosen = check_engines(engines, place)
+    chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
     saved = read_saved(directory, model)
     with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
-        return _Bench(saved, place, sizes, limit, progress).run(chosen, Path(folder))
+        return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -113,6 +116,7 @@ class _Bench:
     saved: Saved
     device: torch.device
     batches: tuple[int, ...]
+    modes: tuple[str, ...]
     limit: float
     progress: bool
     began: float = field(default_factory=time.perf_counter)
@@ -126,8 +130,11 @@ class _Bench:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
         calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
-        modes = sum(len(modes_of(self.device)) if engine == "torch" else 1 for engine in engines)
-        first = {case.key: case for case in reversed(cases.values()) if case.kernels}
+        modes = sum(len(self.modes) if engine == "torch" else 1 for engine in engines)
+        first: dict[Any, LayerCase] = {}
+        for case in cases.values():
+            if case.kernels:
+                first.setdefault(case.key, case)
         total = (len(first) + modes) * len(self.batches)
         with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says about its sparse formats
@@ -155,7 +162,9 @@ class _Bench:
             setting
             for engine in engines
             for setting in (
-                torch_settings(variants, calls, self.device) if engine == "torch" else exports.settings(engine, calls)
+                torch_settings(variants, calls, self.modes, self.device)
+                if engine == "torch"
+                else exports.settings(engine, calls)
             )
         ]
         return sorted(found, key=lambda setting: setting.mode.startswith(COMPILED))

@@ -60,14 +60,17 @@ def packed(model: nn.Module, chosen: Mapping[str, tuple[LayerCase, Kernel]]) -> 
     return found
 
 
-def torch_settings(models: Mapping[str, nn.Module], calls: Mapping[int, Call], device: torch.device) -> list[Setting]:
+def torch_settings(
+    models: Mapping[str, nn.Module], calls: Mapping[int, Call], modes: Iterable[str], device: torch.device
+) -> list[Setting]:
     """In torch, by mode; the models are named by what their weights are."""
+    known = modes_of(device)
 
     def make(mode: Callable[[Callable[[], Any]], Callable[[], Any]], batch: int) -> Calls:
         args, kwargs = calls[batch]
         return {name: mode(partial(model, *args, **kwargs)) for name, model in models.items()}
 
-    return [Setting("torch", name, partial(make, mode)) for name, mode in modes_of(device).items()]
+    return [Setting("torch", name, partial(make, known[name])) for name in modes]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from ..errors import ArgumentError
 from ..graph.capture import quietly
 
 Call = Callable[[], Any]
@@ -18,6 +19,17 @@ def modes_of(device: torch.device) -> dict[str, Callable[[Call], Call]]:
     if device.type == "cuda":
         return {"eager": _as_it_is, "graph": _recorded, COMPILED: _compiled, "compiled graph": _compiled_and_recorded}
     return {"eager": _as_it_is, COMPILED: _compiled}
+
+
+def chosen_modes(names: Iterable[str] | None, device: torch.device) -> tuple[str, ...]:
+    """The modes that were named, or all of the device."""
+    known = tuple(modes_of(device))
+    if names is None:
+        return known
+    for name in (chosen := tuple(names)):
+        if name not in known:
+            raise ArgumentError(f"the mode {name!r} is not known on {device.type}; expected {', '.join(known)}")
+    return chosen
 
 
 def _as_it_is(call: Call) -> Call:

@@ -26,14 +26,14 @@ def never(module: nn.Module, weight: Tensor) -> tuple[str, ...]:
     found = []
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and weight.shape[1] == 1 and module.groups > 1:
         return ("a depthwise convolution has one input channel for each output, so that there is no sum to shorten",)
-    if weight.ndim > 2:
-        found.append("torch has no sparse kernels for convolutions but those of 1x1")
+    if weight[0, 0].numel() > 1:
+        found.append("torch has no sparse kernels for convolutions wider than 1x1")
     if weight.shape[1] < _FEW_CHANNELS:
         found.append(f"with {weight.shape[1]} input channels, moving data takes longer than multiplying")
     if not is_two_of_four(weight):
-        found.append("tensor cores skip zeros of 2:4 only; other zeros are multiplied")
+        found.append("on a GPU, tensor cores skip zeros of 2:4 only; other zeros are multiplied")
     elif sparsity(weight) > 0.6:
-        found.append("tensor cores compute more zeros than 2:4 has as 2:4, no faster")
+        found.append("on a GPU, tensor cores compute what has more zeros than 2:4 as 2:4, no faster")
     return tuple(found)
 
 

@@ -44,7 +44,7 @@ class Objective(ABC):
         with evaluating(model):
             for call in held_out:
                 for name, value in self.sums(scores(model, call), call).items():
-                    totals[name] = totals.get(name, 0) + value.double()
+                    totals[name] = totals.get(name, 0) + value.cpu().double()  # not every device has float64
         count = totals.pop("count", None)
         if count is None:
             raise InputError("there are no held-out samples")

@@ -211,7 +211,7 @@ class _Training:
         for group in steps.optimizer.param_groups:
             group["lr"] = lr
         with _seeded(self.seed, epoch, steps.device) as generator:
-            loss = self._trained(epoch, steps, training, generator)
+            loss = self._trained(epoch, steps, training, generator, state.history[-1].held_out)
         if not loss < float("inf"):
             raise InputError(f"the training loss of epoch {epoch} is {loss}; use a smaller learning rate than {lr:g}")
         ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging))
@@ -226,27 +226,28 @@ class _Training:
         }
         return Checkpoint(weights, momentum, best, history)
 
-    def _trained(self, epoch: int, steps: Steps, training: Feed, generator: torch.Generator) -> float:
+    def _trained(
+        self, epoch: int, steps: Steps, training: Feed, generator: torch.Generator, held_out: Mapping[str, float]
+    ) -> float:
         """One pass over the training samples; returns the mean loss of its steps."""
         self.network.train()
-        total, count, known = torch.zeros((), device=steps.device, dtype=torch.float64), 0, training.steps
-        largest = 0
+        losses: list[Tensor] = []
+        largest, known, epochs = 0, training.steps, self.settings.epochs
         if known is None:
-            self.notify(TrainingStep(epoch - 1, self.settings.epochs, epoch, self.settings.epochs))
+            self.notify(TrainingStep(epoch - 1, epochs, epoch, epochs, held_out))
         for call in training.epoch(generator):
             largest = max(largest, call.count)
             if call.count == 1 < largest:  # what is left at the end; batch norms need two samples
                 continue
             if training.labels is None:
                 self.objective.check(call.labels, call.count)
-            total += steps(augmented(call, self.settings.crop, self.settings.flip, generator))
-            count += 1
+            losses.append(steps(augmented(call, self.settings.crop, self.settings.flip, generator)))
             if known is not None:
-                done, whole = (epoch - 1) * known + count, self.settings.epochs * known
-                self.notify(TrainingStep(done, whole, epoch, self.settings.epochs))
-        if not count:
+                done = (epoch - 1) * known + len(losses)
+                self.notify(TrainingStep(done, epochs * known, epoch, epochs, held_out))
+        if not losses:
             raise InputError("the training data has no batches; give samples, or a loader that can be read again")
-        return float(total) / count
+        return float(torch.stack(losses).cpu().double().mean())
 
 
 @contextmanager

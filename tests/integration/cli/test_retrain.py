@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import snows
+from snows.results.manifest import recorded_source
 from tests.integration.cli.helpers import DATA, FILES, MODEL
 from tests.unit.cli.test_commands import call
 
@@ -43,6 +43,7 @@ def test_a_teacher_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
         assert report["retraining"]["recalled_epochs"] == {"first": 0, "second": 2}[out]
         assert [row["network"] for row in report["evaluation"]] == ["dense", "pruned", "retrained"]
     assert Path("first/model.safetensors").read_bytes() == Path("second/model.safetensors").read_bytes()
+    assert recorded_source(Path("first")) == "net.py:model"
 
 
 def test_held_out_data_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,10 +71,3 @@ def test_bad_input(status: int, words: str, options: tuple[str, ...], capsys: py
     assert call("retrain", *options, *model, "--out", "bad") == status
     assert words in capsys.readouterr().err
     assert not Path("bad").exists()
-
-
-def test_python_and_the_command_line_agree() -> None:
-    assert snows.verify("first", None).notes == (
-        "the probe was not run: net.py:model is code, and code that a folder names is not run; give the model if you "
-        "trust it",
-    )

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-import snows.data.moments as moments
+import snows.linalg.large as large
 from snows.data.moments import Moments, second_moment
 
 
@@ -15,7 +15,7 @@ from snows.data.moments import Moments, second_moment
 @pytest.mark.parametrize("groups", [1, 2])
 def test_a_wide_second_moment_is_the_whole_product(columns: int, groups: int) -> None:
     x = torch.randn(groups, 20, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    with mock.patch.object(moments, "_WIDE", 4):
+    with mock.patch.object(large, "_SYMMETRIC", 4):
         found = second_moment(x)
     torch.testing.assert_close(found, x.mT @ x, rtol=1e-13, atol=1e-13)
     assert torch.equal(found, found.mT) or groups > 1 or columns < 4

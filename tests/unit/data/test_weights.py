@@ -230,3 +230,9 @@ def test_weights_are_not_read_from_fifos(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match="is a FIFO"):
         read_state(tmp_path / name)
+
+
+def test_a_file_of_the_system_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.pt").symlink_to("/proc/self/mem")
+    with pytest.raises(InputError, match=r"Input/output error|there is no file"):
+        read_state(tmp_path / "w.pt")

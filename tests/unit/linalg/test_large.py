@@ -19,6 +19,8 @@ def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Matrices of the tests are small: pieces must be, too."""
     if request.param:
         monkeypatch.setattr(large, "_WHOLE", 7)
+        monkeypatch.setattr(large, "_INVERTED_WHOLE", 5)
+        monkeypatch.setattr(large, "_SYMMETRIC", 9)
         monkeypatch.setattr(large, "MOST_FLOPS", 500.0)
     return bool(request.param)
 

@@ -196,7 +196,7 @@ def test_the_bar_is_closed_after_a_failure() -> None:
 def events_of_a_run(**options: object) -> list[Event]:
     seen: list[Event] = []
     recipe = snows.Recipe(horizon=1, sweeps=2, cg_steps=2, finish_steps=3)
-    snows.prune(make("conv-bn"), example("conv-bn", 24), "2:4", recipe=recipe, progress=seen.append, **options)
+    snows.prune(make("conv-bn"), example("conv-bn", 32), "2:4", recipe=recipe, progress=seen.append, **options)
     return seen
 
 
@@ -214,7 +214,7 @@ def test_a_listener_from_outside_sees_the_run_in_order() -> None:
     steps = [event for event in between if isinstance(event, DistillStep)]
     assert [(event.step, event.steps) for event in steps] == [(1, 3), (2, 3), (3, 3)]
     assert between.index(layers[-1]) < between.index(steps[0])
-    assert type(between[between.index(steps[-1]) + 1]).__name__ == "Distilled"
+    assert [type(event).__name__ for event in between[between.index(steps[-1]) + 1 :]][:1] == ["Distilled"]
     assert all(str(event) for event in (first, *layers, *steps))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,25 +21,7 @@ from snows.results.files import (
     rescued,
     write_or_rescue,
 )
-
-ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
-AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-
-
-def as_ordinary_user(code: str, folder: Path) -> str:
-    """What a process prints that is not root: this one, or one that gives its rights away."""
-    if ROOT and shutil.which("setpriv") is None:
-        pytest.skip("setpriv is needed to act as an ordinary user")
-    for place in (folder, *folder.parents):  # pytest's folders are closed to others
-        if place.stat().st_uid == os.geteuid() and place != Path(place.anchor):
-            place.chmod(place.stat().st_mode | 0o055)
-    import snows
-
-    source = str(Path(snows.__file__).parents[1])
-    words = [*(AS_NOBODY if ROOT else []), sys.executable, "-c", code]
-    found = subprocess.run(words, cwd=folder, env={"PYTHONPATH": source}, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+from tests.users import ROOT, as_ordinary_user
 
 
 def kept(folder: Path) -> list[str]:

@@ -21,12 +21,13 @@ from snows.events import (
     LayerSolved,
     LayerStarted,
     MemoryEstimated,
+    OperationErrors,
     RunFinished,
     RunStarted,
     SolveReport,
     Warned,
 )
-from snows.results.report import Report, fold
+from snows.results.report import Report, beside, fold
 
 STARTED = RunStarted(
     model="Net",
@@ -213,3 +214,16 @@ def test_a_warning_that_came_again_has_its_number() -> None:
     report = fold([Warned("first"), Warned("again"), Warned("first"), Warned("again", 3)])
     assert report.warnings == ["first", "again (3 times)"]
     assert str(Warned("again", 3)) == "warning: again (3 times)"
+
+
+def test_errors_of_another_run_stand_beside_these() -> None:
+    mine = OperationErrors(("a", "b"), 8, {"mask only": (0.5, 1.0), "SNOWS": (0.1, 0.2)}, {})
+    light = replace(mine, errors={"mask only": (0.5, 1.0), "SNOWS": (0.2, 0.4)})
+    report = beside(fold([*RUN, mine]), "layer-wise", fold([*RUN, light]))
+    assert report.operations is not None
+    assert list(report.operations.errors.items()) == [
+        ("mask only", (0.5, 1.0)), ("layer-wise", (0.2, 0.4)), ("SNOWS", (0.1, 0.2)),
+    ]  # fmt: skip
+    for other in (fold(RUN), fold([*RUN, replace(light, samples=9)])):
+        assert beside(fold([*RUN, mine]), "layer-wise", other).operations == mine
+    assert beside(fold(RUN), "layer-wise", fold([light])).operations is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 import snows
 from snows.data.layer_lists import read_layer_list
 from snows.errors import InputError
-from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming
+from snows.timing.benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
 from snows.timing.clock import Timing
 from tests.saved import strict
 
@@ -54,6 +55,17 @@ def test_the_kernel_that_is_fastest_at_the_largest_batch() -> None:
     small = LayerTiming(1, "a", "eager", timing(1), timing(0.5))
     assert layer("x", small, slow, quick).kernel == "b"
     assert layer("x").kernel is None
+
+
+def test_the_fastest_way_of_the_whole_network() -> None:
+    rows = [
+        NetworkTiming("torch", "eager", "sparse", 1, timing(3)),
+        NetworkTiming("openvino", "float32", "dense", 1, timing(2)),
+        NetworkTiming("torch", "compiled", "all", 1, None, "it failed"),
+    ]
+    found = replace(FOUND, network=tuple(rows))
+    assert found.fastest(1) == rows[1]
+    assert found.fastest(8) is None
 
 
 def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:

@@ -48,9 +48,8 @@ def test_every_layer_is_timed_or_says_why_not(pruned: Path) -> None:
     assert found.not_timed == ()
 
 
-def test_the_whole_network_in_every_engine(pruned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snows.timing.engines.modes_of", lambda device: {"eager": lambda call: call})
-    found = bench(pruned, engines=None)
+def test_the_whole_network_in_every_engine(pruned: Path) -> None:
+    found = bench(pruned, engines=None, modes=["eager"])
     rows = [(row.engine, row.weights, row.batch) for row in found.network if row.timing is not None]
     assert {("onnxruntime", "dense", 2), ("openvino", "dense", 1), ("openvino", "sparse", 2)} <= set(rows)
     assert {("torch", "dense", 1), ("torch", "sparse", 2)} <= set(rows)
@@ -66,9 +65,8 @@ def test_layers_that_are_alike_are_timed_once(tmp_path: Path) -> None:
 
 
 def test_a_layer_that_is_faster_is_packed_alone(pruned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snows.timing.engines.modes_of", lambda device: {"eager": lambda call: call})
     monkeypatch.setattr(snows.timing.benchmark.LayerBenchmark, "pays", lambda layer, batch: layer.name == "9")
-    found = bench(pruned, engines=["torch"])
+    found = bench(pruned, engines=["torch"], modes=["eager"])
     assert found.prune == ("9",)
     weights = [row.weights for row in found.network if row.batch == 1]
     assert weights == ["dense", "sparse", "sparse where it pays"]
@@ -123,6 +121,7 @@ def test_the_users_model_and_folder_stay(pruned: Path) -> None:
         ({"batches": (0,)}, "expected batch sizes of 1 or more"),
         ({"limit": 0}, "expected a number of seconds above 0"),
         ({"engines": ["tensorrt"]}, "the engine 'tensorrt' is not known; expected torch, onnxruntime, openvino"),
+        ({"modes": ["graph"]}, "the mode 'graph' is not known on cpu; expected eager, compiled"),
         ({"device": "gpu"}, "device 'gpu' is not known"),
     ],
 )

@@ -5,6 +5,6 @@ A new command is one more function with `@app.command()`; its options come from 
 
 from ..app import app
 
-from . import pruning, training, measuring, sensitivities, saved, deploying, timings  # isort: skip  # the order of --help
+from . import pruning, training, measuring, sensitivities, attentions, saved, deploying, timings  # isort: skip  # the order of --help
 
-__all__ = ["app", "deploying", "measuring", "pruning", "saved", "sensitivities", "timings", "training"]
+__all__ = ["app", "attentions", "deploying", "measuring", "pruning", "saved", "sensitivities", "timings", "training"]

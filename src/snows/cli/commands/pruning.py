@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from ...events import Listener
     from ...recipe import Recipe
 
+_LAYER_WISE = "layer-wise (K=0)"
+
 
 @app.command()
 def prune(
@@ -146,6 +148,7 @@ def _pruned_and_evaluated(
 
     from ...data.preparation import capturing_once
     from ...evaluation.classes import reference
+    from ...results.report import beside
 
     show = not request.quiet
     run_whole = partial(run, recipe=recipe, horizon=horizon, progress=[show, *listeners], resume=resume)
@@ -156,13 +159,16 @@ def _pruned_and_evaluated(
         rows = [judge.row("dense", dense)]
     with capturing_once(dense):
         with request.step("pruning with the mask alone"):
-            networks = {"mask only": run(solver=None, progress=False).model}
+            others = {"mask only": run(solver=None, progress=False)}
         if request.is_embedded and horizon is None:
             light = recipe.replace(sweeps=1, mask_steps=1)
-            networks["layer-wise (K=0)"] = run(recipe=light, horizon=0, progress=show).model
+            others[_LAYER_WISE] = run(recipe=light, horizon=0, progress=show)
         result = run_whole()
     deepest = max(layer.horizon or 0 for layer in result.report.layers)
-    networks[f"SNOWS (K={deepest})"] = result.model
+    networks = {name: other.model for name, other in others.items()} | {f"SNOWS (K={deepest})": result.model}
     with request.step("evaluating"):
         rows += [judge.row(name, network) for name, network in networks.items()]
-    return replace(result, report=replace(result.report, evaluation=rows))
+    report = replace(result.report, evaluation=rows)
+    if _LAYER_WISE in others:
+        report = beside(report, _LAYER_WISE, others[_LAYER_WISE].report)
+    return replace(result, report=report)

@@ -21,6 +21,15 @@ _EngineOption = Annotated[
         show_default=False,
     ),
 ]
+_ModeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        help="How torch runs the network: eager, compiled, and on a GPU graph, compiled graph; with commas. [default: "
+        "all]",
+        show_default=False,
+    ),
+]
 _LimitOption = Annotated[float, typer.Option("--limit", help="Seconds. What is not timed in them is listed.")]
 _FileOption = Annotated[
     Path | None,
@@ -34,6 +43,7 @@ def bench(
     model: CheckedModelOption = None,
     batch: _BatchOption = "1,8,32",
     engine: _EngineOption = None,
+    mode: _ModeOption = None,
     device: DeviceOption = None,
     limit: _LimitOption = 120.0,
     out: _FileOption = None,
@@ -57,9 +67,9 @@ def bench(
         raise ArgumentError(f"{out} exists; choose another name, or remove it")
     if out is not None:
         check_writable(out)
-    engines = None if engine is None else [word.strip() for word in engine.split(",")]
+    engines, modes = _words(engine), _words(mode)
     found = run(
-        directory, named_model(model), batches=batches, engines=engines, device=device, limit=limit,
+        directory, named_model(model), batches=batches, engines=engines, modes=modes, device=device, limit=limit,
         progress=not (quiet or as_json),
     )  # fmt: skip
     if out is not None:
@@ -70,6 +80,10 @@ def bench(
         print_bench(found, make_console())
         if out is not None:
             say(f"Saved to {out}. Use it: snows prune … --layers {out}")
+
+
+def _words(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",")]
 
 
 def _batches(text: str) -> list[int]:

@@ -75,8 +75,9 @@ function frame(holder, { y, labels = null, x = null, title = "", height = 200, n
   holder.querySelector("svg")?.remove();
   const width = Math.max(240, holder.clientWidth);
   const slots = labels ? labels.length : 0;
-  const every = labels ? Math.ceil((slots * 15) / (width - 60)) : 1;
-  const longest = labels ? Math.max(...labels.map((label) => shortened(label).length)) : 0;
+  const every = labels ? Math.ceil((slots * 16) / (width - 60)) : 1;
+  const most = width < 600 ? 14 : 20; // letters of a label
+  const longest = labels ? Math.max(...labels.map((label) => shortened(label, most).length)) : 0;
   const left = 52, top = 8, bottom = labels ? Math.min(96, 22 + longest * 4.3) : title ? 38 : 22;
   const svg = node(holder, "svg", {
     viewBox: `0 0 ${width} ${height + top + bottom}`, role: "img", "aria-label": name ?? title,
@@ -97,7 +98,7 @@ function frame(holder, { y, labels = null, x = null, title = "", height = 200, n
     if (index % every) return;
     const [at, below] = [area.x(index) + 3, top + height + 12];
     const text = { x: at, y: below, "text-anchor": "end", transform: `rotate(-42 ${at} ${below})` };
-    node(svg, "text", text, shortened(label));
+    node(svg, "text", text, shortened(label, most));
   });
   for (const tick of x?.ticks ?? [])
     node(svg, "text", { x: area.x(tick), y: top + height + 16, "text-anchor": "middle" }, x.format(tick));
@@ -108,8 +109,8 @@ function frame(holder, { y, labels = null, x = null, title = "", height = 200, n
   return area;
 }
 
-function shortened(label) {
-  return label.length > 20 ? "…" + label.slice(-19) : label;
+function shortened(label, most) {
+  return label.length > most ? "…" + label.slice(1 - most) : label;
 }
 
 // A line through points [x, value, words for the pointer]. A missing value is a gap.

@@ -1,0 +1,75 @@
+"""The command that shows where a vision transformer looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import ArgumentError, InputError
+from ..app import app
+from ..arguments import (
+    ConfigOption,
+    DataOption,
+    DebugOption,
+    DeviceOption,
+    ModelArgument,
+    PrunedOption,
+    QuietOption,
+    SeedOption,
+    WeightsOption,
+)
+from ..request import Request
+
+_FileOption = Annotated[Path, typer.Option("--out", help="The picture (.png). A file of that name is replaced.")]
+_ImagesOption = Annotated[int, typer.Option("--images", min=1, help="How many images of the data to show.")]
+
+
+@app.command()
+def attention(
+    model: ModelArgument = None,
+    data: DataOption = None,
+    weights: WeightsOption = None,
+    pruned: PrunedOption = None,
+    images: _ImagesOption = 4,
+    out: _FileOption = Path("attention.png"),
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Attention maps of a vision transformer, side by side: the image, dense, mask only, re-adjusted.
+
+    Each map is the attention of the class token to the patches in the last block, the mean over heads.
+    """
+    from copy import deepcopy
+
+    from torch import Tensor
+
+    from ...data.preparation import with_weights
+    from ...evaluation.attention_figure import attention_maps, draw
+    from ...results.storage import load, load_masks
+    from ..tables import make_console
+
+    if out.suffix != ".png":
+        raise ArgumentError(f"--out is {out}; expected a file that ends in .png")
+    request = Request.read(model, data, weights, images, seed, config, device, quiet)
+    dense, read = request.model_and_data()
+    shown = read.samples(False)
+    if not isinstance(shown, Tensor) or shown.ndim != 4:
+        raise InputError("the data holds no table of images; expected a folder or an npz file of images")
+    networks = {"dense": dense}
+    if pruned is not None:
+        masks = load_masks(pruned)
+        parameters = dict(dense.named_parameters())
+        masked = {name: parameters[name].detach() * mask.to(parameters[name].device) for name, mask in masks.items()}
+        networks["mask only"] = with_weights(dense, masked)
+        networks["re-adjusted"] = load(pruned, deepcopy(dense))
+    place = next(dense.parameters())
+    with request.step("computing attention maps"):
+        maps = attention_maps(networks, shown[:images].to(place.device, place.dtype))
+    draw(maps, shown[:images], out)
+    if not quiet:
+        make_console().print(f"Saved to {out}")

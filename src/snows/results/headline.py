@@ -1,0 +1,140 @@
+"""What a report says first, and one line for each layer: for the page, for the terminal and for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .figures import amount, duration, figure, measure_title, measured, memory, percent
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Card:
+    """A figure of the headline: what it was in the dense network, what it is now, and a few words."""
+
+    title: str
+    value: str
+    note: str
+    before: str = ""
+
+
+def cards(report: Data) -> list[Card]:
+    found = [_quality(report["evaluation"]) if report["evaluation"] else _output_error(report["operations"])]
+    if report["finished"]:
+        found += [_sparsity(report), _weights(report), _flops(report)]
+    if report["seconds"]:
+        peak = report["peak_memory_bytes"]
+        note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
+        found.append(Card("Time", duration(report["seconds"]), note))
+    return [card for card in found if card is not None]
+
+
+def _quality(rows: list[Data]) -> Card | None:
+    """The first figure of the evaluation: dense and pruned."""
+    dense, pruned = rows[0], rows[-1]
+    key = next((key for key in dense if key != "network" and pruned.get(key) is not None), None)
+    if key is None:
+        return None
+    masked = next((row for row in rows if row.get("network") == "mask only"), None)
+    note = "of the test samples" if masked is None else f"{measured(key, masked[key])} with the mask only"
+    before = "" if dense.get(key) is None else measured(key, dense[key]).removesuffix(" %")
+    title = measure_title(key)
+    return Card(title[0].upper() + title[1:], measured(key, pruned[key]), note, before)
+
+
+def _output_error(operations: Data | None) -> Card | None:
+    """Without labels: the error of the network's output, with the mask only and at the end."""
+    if operations is None:
+        return None
+    masked, final = (figure(100 * values[-1]) for values in _ends(operations["errors"]))
+    if len(operations["errors"]) == 1:
+        return Card("Output error", f"{final} %", "with the mask only, of the variance")
+    return Card("Output error", f"{final} %", "mask only → re-adjusted, of the variance", masked)
+
+
+def _ends(errors: Mapping[str, list[float]]) -> tuple[list[float], list[float]]:
+    curves = list(errors.values())
+    return curves[0], curves[-1]
+
+
+def _sparsity(report: Data) -> Card:
+    return Card(
+        "Sparsity", percent(report["sparsity"]), f"of the pruned layers; {percent(report['network_sparsity'])} of all"
+    )
+
+
+def _weights(report: Data) -> Card:
+    total = report["network_weights"]
+    kept = total - sum(layer["weights"] - layer["kept"] for layer in report["layers"])
+    return Card("Weights", amount(kept), "that are not zero", amount(total))
+
+
+def _flops(report: Data) -> Card | None:
+    flops = report["flops"]
+    if not report["network_flops"]:
+        return None
+    note = f"for one sample, {figure(flops['reduction'])} times fewer"
+    return Card("FLOPs", amount(flops["sparse"]), note, amount(flops["dense"]))
+
+
+def title(report: Data) -> str:
+    model, pattern = report["model"] or "Model", report["pattern"]
+    if pattern == "given":
+        return f"{model} with given masks"
+    return f"{model} pruned to {pattern}" if pattern else model
+
+
+def subtitle(report: Data) -> str:
+    masks = "given masks" if report["mask"] == "given" else f"masks by {report['mask']}"
+    return f"{masks} · {report['samples']:,} calibration samples · {len(report['layers'])} layers"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer in the table, and the sentence about it where it is opened."""
+
+    layer: Data
+    masked: float | None
+    readjusted: float | None
+    loss: float | None
+    held_out: float | None
+    cg_steps: int
+    seconds: float
+    outcome: str
+    facts: str
+    advice: str
+
+
+def rows(report: Data, advice: Mapping[int, str]) -> list[Row]:
+    """One for each layer, with what to do about it where there is something."""
+    return [_row(layer, advice.get(place, "")) for place, layer in enumerate(report["layers"])]
+
+
+def _row(layer: Data, said: str) -> Row:
+    solves = layer["solves"]
+    first, last = (solves[0], solves[-1]) if solves else ({}, {})
+    outcome = last.get("outcome", "not solved yet")
+    if last and last["kept"] != "solved":
+        outcome += f"; worse on held-out samples, so {last['kept']} was kept"
+    return Row(
+        layer, first.get("loss_masked"), first.get("loss"), last.get("loss"), last.get("held_out"),
+        sum(solve["cg_steps"] for solve in solves), sum(solve["seconds"] for solve in solves), outcome,
+        _layer_facts(layer, outcome), said,
+    )  # fmt: skip
+
+
+def _layer_facts(layer: Data, outcome: str) -> str:
+    shape = " × ".join(map(str, layer["shape"]))
+    kept = (
+        f"{layer['kept']:,} of " if layer["kept"] < layer["weights"] else ""
+    )  # all of them until the run has finished
+    words = f"{shape}, pattern {layer['pattern']}, {kept}{layer['weights']:,} weights{' kept' if kept else ''}."
+    if len(layer["group"]) > 1:
+        others = ", ".join(name for name in layer["group"] if name != layer["name"])
+        words += f" Solved together with {others}."
+    if layer["solves"]:
+        words += f" {outcome[0].upper()}{outcome[1:]}."
+    return words

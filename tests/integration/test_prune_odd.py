@@ -1,0 +1,226 @@
+"""Models, samples and arguments of odd kinds: each is refused in one sentence, or pruned as any other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import snows
+from snows import ArgumentError, InputError
+from snows.data.preparation import ONE_AT_A_TIME
+
+X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
+RECIPE = snows.Recipe(sweeps=1, horizon=1, cg_steps=2, finish_steps=0)
+
+
+def network(hidden: int = 8, classes: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, hidden), nn.ReLU(), nn.Linear(hidden, classes)]
+    return nn.Sequential(*layers).eval()
+
+
+def prune(model: Any = None, x: Any = X, pattern: Any = "2:4", **options: Any) -> snows.Result:
+    options = {"recipe": RECIPE, "progress": False, **options}
+    return snows.prune(network() if model is None else model, x, pattern, **options)
+
+
+def with_weight(change: Callable[[Tensor], Tensor]) -> nn.Module:
+    model = network()
+    model[2].weight = nn.Parameter(change(model[2].weight.detach()), requires_grad=False)
+    return model
+
+
+def with_buffer(value: Tensor) -> nn.Module:
+    model = network()
+    model.register_buffer("table", value)
+    return model
+
+
+def replaced(wrap: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    model = network()
+    model[2] = wrap(model[2])
+    return model
+
+
+def scripted(module: nn.Module) -> Any:
+    return torch.jit.trace(module, X[:2], check_trace=False)  # type: ignore[no-untyped-call]
+
+
+MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
+    "meta": (r"^0\.weight of the model is without values", lambda: network().to("meta")),
+    "one weight on meta": (r"^2\.weight .* is without values", lambda: with_weight(lambda w: w.to("meta"))),
+    "a buffer on meta": ("^table of the model is without values", lambda: with_buffer(torch.ones(3, device="meta"))),
+    "a sparse buffer": (r"^table of the model is sparse", lambda: with_buffer(torch.ones(3).to_sparse())),
+    "float8": (
+        r"^2\.weight of the model is torch\.float8_e4m3fn; .*model\.float\(\)",
+        lambda: with_weight(lambda w: w.to(torch.float8_e4m3fn)),
+    ),
+    "complex": (r"^2\.weight of the model is torch\.complex64", lambda: with_weight(lambda w: w.to(torch.complex64))),
+    "lazy": (r"^2\.weight of the model is lazy", lambda: replaced(lambda _: nn.LazyLinear(8))),
+    "torch.jit": (r"^the model is compiled by torch\.jit", lambda: scripted(network())),
+    "torch.jit inside": (r"^the submodule 2 is compiled by torch\.jit", lambda: replaced(scripted)),
+    "DataParallel": (
+        r"^the model is wrapped in DataParallel; give the module inside, which is model\.module",
+        lambda: nn.DataParallel(network()),
+    ),
+    "DataParallel inside": (r"^the submodule 2 is wrapped .* is 2\.module$", lambda: replaced(nn.DataParallel)),
+    "torch.compile": (
+        r"^the model is wrapped in OptimizedModule; .* is model\._orig_mod$", lambda: torch.compile(network()),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of each of these
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_that_cannot_be_pruned_as_it_is(case: str) -> None:
+    words, model = MODELS[case]
+    with pytest.raises(InputError, match=words) as caught:
+        prune(model())
+    assert "\n" not in str(caught.value)
+
+
+SAMPLES: dict[str, tuple[str, Callable[[], Tensor]]] = {
+    "meta": (r"without values \(on the device meta\)", lambda: X.to("meta")),
+    "sparse": (r"sparse \(torch\.sparse_coo\)", X.to_sparse),
+    "float8": (r"of torch\.float8_e5m2", lambda: X.to(torch.float8_e5m2)),
+    "quantized": (
+        r"torch\.qint8, which torch cannot compute with",
+        lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+    ),
+    "nested": ("a nested tensor", lambda: torch.nested.nested_tensor([X[0], X[1]])),
+    "expanded": ("expanded to 8,000,000,000 elements", lambda: X[:1].expand(10**9, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of each of these
+@pytest.mark.parametrize("case", SAMPLES)
+def test_samples_that_hold_no_plain_numbers(case: str) -> None:
+    words, samples = SAMPLES[case]
+    with pytest.raises(InputError, match=f"^a tensor of the calibration data is {words}; expected dense tensors"):
+        prune(x=samples())
+    with pytest.raises(InputError):
+        snows.evaluate(network(), samples(), torch.zeros(24, dtype=torch.long))
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a seed that is a bool": ({"seed": True}, "^seed is True; expected a whole number"),
+    "layers by number": ({"layers": 5}, "^layers is 5; expected names or globs of layers"),
+    "a list of numbers": ({"exclude": [5]}, r"^exclude is \[5\]; expected names or globs of layers"),
+    "a folder that is a number": ({"resume": 5}, "^resume is 5; expected the path of a folder"),
+    "a folder without a name": ({"resume": ""}, "^resume is ''; expected the path of a folder"),
+    "the device meta": ({"device": "meta"}, "^the device meta holds no values"),
+    "a device that is a list": ({"device": ["cpu"]}, r"^device \['cpu'\] is not known"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_arguments_of_a_wrong_type(case: str) -> None:
+    options, words = ARGUMENTS[case]
+    with pytest.raises(ArgumentError, match=words):
+        prune(**options)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "layer"])
+def test_a_folder_in_place_of_a_resume_file(name: str, tmp_path: Any) -> None:
+    prune(resume=tmp_path / "state")
+    file = tmp_path / "state" / name if "." in name else min((tmp_path / "state" / "layers").iterdir())
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(InputError, match=r"no regular file|not empty"):
+        prune(resume=tmp_path / "state")
+
+
+class Branches(nn.Module):
+    """One of ordinary layers, one of layers without elements."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.narrow, self.out = nn.Linear(8, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(x).relu()
+        return self.last(self.middle(x).relu()), self.out(self.narrow(x).relu())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("hidden", "classes"), [(0, 4), (8, 0)])
+def test_layers_without_elements_stay_dense(hidden: int, classes: int) -> None:
+    torch.manual_seed(0)
+    model = Branches(hidden, classes).eval()
+    result = prune(model, layers="*", recipe=RECIPE.replace(horizon=4, finish_steps=4))
+    empty = [layer.name for layer in result.report.dense_layers if "has no elements" in layer.reason]
+    assert empty == (["narrow", "out"] if hidden == 0 else ["out"])
+    assert {"first.weight", "middle.weight", "last.weight"} <= result.masks.keys()
+    only = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 0)).eval()
+    assert prune(only, layers="*").masks.keys() == {"0.weight", "2.weight"}
+
+
+# What is pruned as any other
+
+
+def weights(result: snows.Result) -> Tensor:
+    return torch.cat([parameter.flatten() for parameter in result.model.parameters()])
+
+
+def test_a_model_made_in_inference_mode_is_pruned() -> None:
+    with torch.inference_mode():
+        model, x = network(), X.clone()
+    result = prune(model, x)
+    assert torch.equal(weights(result), weights(prune()))
+    assert not any(parameter.is_inference() for parameter in result.model.parameters())
+
+
+@pytest.mark.parametrize("context", [lambda: torch.device("meta"), lambda: default_device("meta")])
+def test_the_callers_default_device_is_of_no_effect(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    model = network()
+    with context():
+        result = prune(model)
+        listed = snows.inspect(model, X, "2:4")
+    assert torch.equal(weights(result), weights(prune()))
+    assert len(listed.layers) == 3
+
+
+class default_device:  # noqa: N801
+    """torch.set_default_device, until the end of the block."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> None:
+        torch.set_default_device(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_default_device(None)
+
+
+def test_a_child_process_does_not_wait_for_a_thread_of_its_parent() -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ONE_AT_A_TIME:
+            taken.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait(60)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if ONE_AT_A_TIME.acquire(timeout=20) else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    with ONE_AT_A_TIME:  # what the forking thread holds itself stays held
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if ONE_AT_A_TIME._is_owned() else 1)  # type: ignore[attr-defined]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
