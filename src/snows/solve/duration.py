@@ -24,7 +24,7 @@ from .speed import Speed, assumed_speed, measured_speed
 _LINEARIZE = 1.6  # forward passes that a linearization takes
 _PUSH, _PULL = 1.0, 1.3  # of a linearized segment, in forward passes
 _LINE_SEARCH = 1.5  # losses for each Newton step
-_CG_SHARE = 0.8  # of the steps that the recipe allows
+_CG_STEPS, _CG_SHARE = 3, 0.5  # taken in any case, and of those that the recipe allows: many solves end earlier
 _TRIAL_STEPS = 5  # of a shared factor between two looks at held-out samples
 _EVALUATIONS = 11  # of the last stage
 _BACKWARD = 2.0  # forward passes that a backward pass of the last stage takes
@@ -180,7 +180,8 @@ class Duration:
         settings = self.estimate.settings
         newton, samples = settings.newton, self._fitted
         products = self.estimate.product_samples(group)
-        cg_steps = 1 + _CG_SHARE * newton.cg.max_steps  # with the probe of the preconditioner
+        allowed = newton.cg.max_steps
+        cg_steps = 1 + min(allowed, _CG_STEPS + _CG_SHARE * allowed)  # with the probe of the preconditioner
         gradient, product = _LINEARIZE + _PULL, _PUSH + _PULL
         step = samples * (gradient + _LINE_SEARCH) + products * (_LINEARIZE + cg_steps * product)
         if settings.in_minibatches:
