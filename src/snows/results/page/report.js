@@ -68,11 +68,10 @@ function convergence(layer) {
   const names = [], fitted = [], heldOut = [], begins = [];
   layer.solves.forEach((solve, number) => {
     const tried = solve.held_out_tried ?? {};
-    const where = layer.solves.length > 1 ? `, sweep ${number + 1}` : "";
     const add = (name, loss, held) => {
       fitted.push([names.length, loss]);
       heldOut.push([names.length, held ?? null]);
-      names.push(name + where);
+      names.push(name);
     };
     begins.push(names.length);
     add("masked", solve.loss_masked, tried["masked weights"]);
@@ -97,7 +96,8 @@ function drawNewton(holder) {
   });
   dots(area, fitted, "snows", "fitted");
   dots(area, heldOut, "held", "held-out");
-  const words = (index) => [names[index], `fitted ${figure(fitted[index][1])}`, `held out ${figure(heldOut[index][1])}`];
+  const sweepOf = (index) => begins.filter((begin) => begin <= index).length;
+  const words = (index) => [`${names[index]}, sweep ${sweepOf(index)}`, `fitted ${figure(fitted[index][1])}`, `held out ${figure(heldOut[index][1])}`];
   slots(area, names.length, words);
 }
 
@@ -209,6 +209,7 @@ function select(index, scroll = true) {
   selected = index;
   const layer = layers[index];
   byId("layer-choice").value = index;
+  byId("layer-name").textContent = layer.name;
   byId("layer-facts").textContent = byId(`row-${index}`).dataset.facts;
   byId("layer-advice").textContent = byId(`row-${index}`).dataset.advice ?? "";
   show("layer-advice", Boolean(byId(`row-${index}`).dataset.advice));
