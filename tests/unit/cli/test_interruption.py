@@ -31,7 +31,7 @@ def test_ctrl_c_says_which_epochs_are_kept(tmp_path: Path) -> None:
         keeping_epochs(None),
     ):
         raise KeyboardInterrupt
-    with pytest.raises(Interrupted, match="no epoch was finished; .*kept holds nothing"), keeping_epochs(folder):
+    with pytest.raises(Interrupted, match=r"no epoch was finished; .*kept holds nothing"), keeping_epochs(folder):
         raise KeyboardInterrupt
     checkpoints = Checkpoints(folder, {"epochs": 3})
     for epoch, words in ((1, "1 epoch is kept in .*kept; the same"), (2, "2 epochs are kept in .*kept; the same")):
