@@ -81,7 +81,7 @@ class Killing:
         resumed = self._kept(state) == self.layers
         while process.poll() is None and self._kept(state) < self.layers:
             time.sleep(0.05)
-        _wait(process, self.chance.uniform(0.3 if resumed else 0, 1) * self.last_stage)
+        _wait(process, self.chance.uniform(*((0.3, 0.95) if resumed else (0, 0.6))) * self.last_stage)
         return "last stage"
 
     def _kill(self, process: subprocess.Popen[bytes], state: str, moment: str) -> None:
