@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ from .solve.activations import Activations
 from .solve.augment import with_mirrored
 from .solve.cascade import Group, Step
 from .solve.distill import Distillation
+from .solve.duration import announce_time
 from .solve.effects import effects
 from .solve.estimate import Estimate
 from .solve.footprint import micro_batch_size
@@ -130,7 +131,10 @@ class Run:
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
             self._prepared.compare_at_sizes(self._batch_size)
-        self.source, self._plan = self._mask_source(given, method)
+            self.source, self._plan = self._mask_source(given, method)
+        if task.readjusts:
+            rows = partial(self.fitted.rows, 0)
+            announce_time(self._estimate, rows, self.held_out.count, task.recipe.effort, self.notify)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
         self._current, self._limits = dict(self.graph.parameters), Limits(self._prepared.dtypes)
@@ -352,14 +356,16 @@ class Run:
         return choice
 
     @cached_property
+    def _estimate(self) -> Estimate:
+        graph, plan, count = self.graph, self._plan, self.fitted.count + self.held_out.count
+        return Estimate(graph, plan, self.settings, self.memory, self.device, count, self._batch_size)
+
+    @cached_property
     def _activations(self) -> Activations:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
-        size = self._batch_size
         if self.task.readjusts and self.device.type != "cpu":
-            count = fitted.count + held_out.count
-            estimate = Estimate(graph, plan, self.settings, self.memory, self.device, count, size)
-            self.notify(MemoryEstimated(estimate.peak()))
-        batches = cut(fitted, held_out, [node.name for node in graph.inputs], size)
+            self.notify(MemoryEstimated(self._estimate.peak()))
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch)
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:
