@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tables import HERE, RESULTS, TITLES, Row, filled, read, table
+from tables import HERE, RESULTS, TITLES, Row, filled, gibibytes, read, table
 
 PAGE = HERE.parent / "docs" / "effort.md"
 NAMES = {**TITLES, "vit": "ViT-Ti/16, ImageNet", "resnet18": "ResNet18, random weights"}
@@ -101,11 +101,43 @@ def closed_form() -> str:
     return table(titles, rows)
 
 
+def versions() -> str:
+    titles = ["network", "pattern", "version", "time", "memory", "pruned", "gain over 0.12, 95 %"]
+    rows = []
+    for row in read("versions-cuda")["rows"]:
+        gain = f"{-row['drop']:.2f} ± {row['drop_interval']:.2f}"
+        for suffix, gained in (("_before", ""), ("", gain)):
+            size, accuracy = gibibytes(row[f"peak_memory_bytes{suffix}"]), row[f"accuracy{suffix}"]
+            time = seconds(row[f"seconds{suffix}"])
+            rows.append([name(row), row["pattern"], row[f"version{suffix}"], time, size, f"{accuracy:.2f}", gained])
+    return table(titles, rows, read("versions-cuda")["environment"]["device"])
+
+
+def newton() -> str:
+    titles = ["layer", "before", "products", "time", "loss", "one factor: products", "time", "loss"]
+    rows = [
+        [
+            f"`{row['layer']}`",
+            {"none": "plain CG"}.get(row["before"], row["before"]),
+            str(row["products_before"]),
+            f"{row['seconds_before']:.2f} s",
+            f"{row['loss_before']:.4f}",
+            str(row["products"]),
+            f"{row['seconds']:.2f} s",
+            f"{row['loss']:.4f}",
+        ]
+        for row in read("wide-newton-cuda")["rows"]
+    ]
+    return table(titles, rows, read("wide-newton-cuda")["environment"]["device"])
+
+
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {  # which result it is of
     "effort": ("laptop-effort", effort),
     "floor": ("laptop-floor", floor),
     "parts": ("laptop-profile", parts),
     "layers": ("laptop-profile", layers),
+    "versions": ("versions-cuda", versions),
+    "newton": ("wide-newton-cuda", newton),
     "closed-form": ("wide-closed-form-cpu", closed_form),
 }
 

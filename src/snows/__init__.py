@@ -7,6 +7,7 @@ Importing is quick and touches no accelerator: torch is loaded with the first na
 
 from __future__ import annotations
 
+import random as _random
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,11 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'snows' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    random_numbers = _random.getstate()  # are the caller's, and some of what is imported draws from them
+    try:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    finally:
+        _random.setstate(random_numbers)
 
 
 def __dir__() -> list[str]:

@@ -105,20 +105,18 @@ class TimeEstimated(Event):
     """How long the run will take, by a short measurement of this machine's speed. Short runs are not estimated.
 
     Attributes:
-        layers: Seconds of each group of layers that is solved together, in order, in one sweep.
-        sweeps: How often all of them are solved.
+        layers: Seconds of each group of layers that is solved together, in order, in all sweeps.
         last_stage: Seconds of the last stage; 0 if there is none.
         quicker: What would take less time, if the run is long.
     """
 
     layers: tuple[float, ...]
-    sweeps: int
     last_stage: float = 0.0
     quicker: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
-        return self.sweeps * sum(self.layers) + self.last_stage
+        return sum(self.layers) + self.last_stage
 
     def __str__(self) -> str:
         quicker = f"; quicker: {', '.join(self.quicker)}" if self.quicker else ""

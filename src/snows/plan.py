@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .data.layer_lists import SUFFIX, read_layer_list
 from .errors import ArgumentError, InputError, SnowsWarning
+from .events import LayerFacts
 from .graph import Graph, Layer
 from .patterns import Pattern, PatternRules
 
@@ -57,6 +58,22 @@ class Plan:
     def groups(self) -> list[tuple[PlannedLayer, ...]]:
         """The layers that are solved together: query, key and value of one attention; every other layer alone."""
         return [tuple(members) for _, members in groupby(self.pruned, lambda p: p.attention or p.layer.parameter)]
+
+    def facts(self, flops: Mapping[str, int], readjusts: bool) -> tuple[LayerFacts, ...]:
+        """What a report says of each layer. `flops` are by parameter name."""
+        together = {p.layer.name: tuple(other.layer.name for other in group) for group in self.groups for p in group}
+        return tuple(
+            LayerFacts(
+                name=p.layer.name,
+                parameter=p.layer.parameter,
+                shape=tuple(p.layer.shape),
+                pattern="given" if p.pattern is None else str(p.pattern),
+                horizon=p.horizon if readjusts else None,
+                group=together[p.layer.name],
+                flops=flops[p.layer.parameter],
+            )
+            for p in self.pruned
+        )
 
     def with_patterns(self, patterns: Mapping[str, Pattern]) -> Plan:
         """The plan with other patterns, by parameter name."""

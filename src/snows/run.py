@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from .events import (
     ChannelsPermuted,
     DenseLayer,
     Event,
-    LayerFacts,
     LayerSolved,
     LayerStarted,
     Listener,
@@ -46,7 +45,7 @@ from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read
 from .masks.statistics import CalibratedNetwork
 from .patterns import Pattern, PatternRules
 from .patterns.budgets import spread_out
-from .plan import Plan, PlannedLayer, make_plan
+from .plan import Plan, make_plan
 from .recipe import LEAST_HELD_OUT, Recipe
 from .results.folder import describe, digest
 from .results.journal import Journal, open_journal
@@ -55,6 +54,7 @@ from .solve.activations import Activations
 from .solve.augment import with_mirrored
 from .solve.cascade import Group, Step
 from .solve.distill import Distillation
+from .solve.duration import announce_time
 from .solve.effects import effects
 from .solve.estimate import Estimate
 from .solve.footprint import micro_batch_size
@@ -129,7 +129,11 @@ class Run:
         self.fitted, self.held_out = self._split()
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
+            self._prepared.compare_at_sizes(self._batch_size)
             self.source, self._plan = self._mask_source(given, method)
+        if task.readjusts:
+            rows = partial(self.fitted.rows, 0)
+            announce_time(self._estimate, rows, self.held_out.count, task.recipe.effort, self.notify)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
         self._current = dict(self.graph.parameters)
@@ -319,6 +323,10 @@ class Run:
             "versions": _versions(),
         }
 
+    @cached_property
+    def _batch_size(self) -> int:
+        return micro_batch_size(self.graph, self._plan, self.fitted.count, self.settings, self.device, self.memory)
+
     def _mask_source(self, given: Mapping[str, Tensor] | None, method: MaskMethod | None) -> tuple[MaskSource, Plan]:
         """Where masks come from, and the plan with each layer's own sparsity."""
         if method is None:
@@ -347,35 +355,26 @@ class Run:
         return choice
 
     @cached_property
+    def _estimate(self) -> Estimate:
+        graph, plan, count = self.graph, self._plan, self.fitted.count + self.held_out.count
+        return Estimate(graph, plan, self.settings, self.memory, self.device, count, self._batch_size)
+
+    @cached_property
     def _activations(self) -> Activations:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
-        size = micro_batch_size(graph, plan, fitted.count, self.settings, self.device, self.memory)
         if self.task.readjusts and self.device.type != "cpu":
-            count = fitted.count + held_out.count
-            estimate = Estimate(graph, plan, self.settings, self.memory, self.device, count, size)
-            self.notify(MemoryEstimated(estimate.peak()))
-        batches = cut(fitted, held_out, [node.name for node in graph.inputs], size)
+            self.notify(MemoryEstimated(self._estimate.peak()))
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch)
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:
         task, plan, flops = self.task, self._plan, network_flops(self.graph)
-        together = {p.layer.name: tuple(other.layer.name for other in group) for group in plan.groups for p in group}
-
-        def facts(planned: PlannedLayer) -> LayerFacts:
-            layer = planned.layer
-            pattern = "given" if planned.pattern is None else str(planned.pattern)
-            horizon = planned.horizon if task.readjusts else None
-            return LayerFacts(
-                layer.name, layer.parameter, tuple(layer.shape), pattern, horizon, together[layer.name],
-                flops.layers[layer.parameter],
-            )  # fmt: skip
-
         return RunStarted(
             model=type(task.model).__name__,
             pattern="given" if task.rules is None else str(task.rules),
             mask="given" if given and task.mask_name != "weights" else task.mask_name,
             recipe=dataclasses.asdict(task.recipe),
-            layers=tuple(facts(planned) for planned in plan.pruned),
+            layers=plan.facts(flops.layers, task.readjusts),
             dense_layers=tuple(DenseLayer(layer.name, tuple(layer.shape), reason) for layer, reason in plan.dense),
             network_weights=sum(parameter.numel() for parameter in task.model.parameters()),
             samples=self._prepared.samples.count,

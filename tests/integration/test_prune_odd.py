@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import snows
-from snows import ArgumentError, InputError
+from snows import ArgumentError, CaptureError, InputError
 from snows.data.preparation import ONE_AT_A_TIME
 
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
@@ -163,6 +165,21 @@ def test_layers_without_elements_stay_dense(hidden: int, classes: int) -> None:
     assert prune(only, layers="*").masks.keys() == {"0.weight", "2.weight"}
 
 
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if x.shape[0] < 10 else self.inner(x) * 2
+
+
+def test_a_branch_on_the_batch_size_is_noticed() -> None:
+    with pytest.raises(CaptureError, match=r"does not give the model's own outputs on .* samples"):
+        prune(Branching().eval())
+    assert prune(Branching().eval(), X[:8]).report.sparsity == 0.5  # never more than 8 at a time
+
+
 # What is pruned as any other
 
 
@@ -224,3 +241,17 @@ def test_a_child_process_does_not_wait_for_a_thread_of_its_parent() -> None:
         if child == 0:
             os._exit(0 if ONE_AT_A_TIME._is_owned() else 1)  # type: ignore[attr-defined]
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("progress", ["True", "False"])
+def test_the_first_prune_of_a_process_leaves_pythons_random_numbers_alone(progress: str) -> None:
+    code = f"""
+import random
+random.seed(0)
+before = random.getstate()
+import torch, snows
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+snows.prune(model, torch.randn(16, 8), "2:4", layers="0", progress={progress})
+assert random.getstate() == before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,6 +21,6 @@ def test_steps_of_conjugate_gradients_are_events_of_their_layer() -> None:
 def test_durations_in_words() -> None:
     words = {1.0: "a second", 40.4: "40 seconds", 100.0: "2 minutes", 5000.0: "83 minutes", 9000.0: "2.5 hours"}
     assert {seconds: duration(seconds) for seconds in words} == words
-    estimate = TimeEstimated((600.0, 1200.0), 2, last_stage=60, quicker=("effort='fast'", "fewer samples"))
+    estimate = TimeEstimated((600.0, 1200.0, 600.0, 1200.0), last_stage=60, quicker=("effort='fast'", "fewer samples"))
     assert estimate.seconds == 3660
     assert str(estimate) == "this will take about 61 minutes; quicker: effort='fast', fewer samples"

@@ -29,6 +29,7 @@ from torch.nn.utils import prune as torch_prune
 from ..caller import cpu_by_default, free_in_children
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, capture
+from ..graph.comparison import compare_at_sizes
 from .samples import Samples, read_samples
 from .usable import require_usable
 from .weights import mask_names, stowed_name
@@ -52,16 +53,22 @@ class OwnMask:
 class Prepared:
     """What a run works with.
 
-    graph      the captured network, with its parameters on the device
+    model      a copy of the model in eval mode, with its masks applied
+    graph      the captured network, with its parameters on the device: those of `model` until a run replaces them
     samples    the calibration samples, shuffled
     device     where to work
     own_masks  masks that the model came with, by parameter name
     """
 
+    model: nn.Module
     graph: Graph
     samples: Samples
     device: torch.device
     own_masks: dict[str, OwnMask]
+
+    def compare_at_sizes(self, largest: int) -> None:
+        """Compare the graph with the model up to this batch size, where forward depends on it."""
+        compare_at_sizes(self.model, self.graph, largest, self.samples.call_arguments)
 
     def take_dense(self, names: Iterable[str]) -> None:
         """Give these layers their dense weights back, if the model came with them."""
@@ -158,7 +165,7 @@ def _prepare(
     samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    return Prepared(graph, samples, first.device, own_masks)
+    return Prepared(work, graph, samples, first.device, own_masks)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

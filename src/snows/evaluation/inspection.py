@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,17 +11,17 @@ from torch import nn
 
 from ..data.preparation import prepare
 from ..devices.memory import as_bytes, memory_limits
-from ..graph import Graph, Layer, Segment
+from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
-from ..plan import Names, Plan, PlannedLayer, make_plan
+from ..plan import Names, Plan, make_plan
 from ..recipe import Effort, Recipe, as_recipe
+from ..solve.duration import Duration
 from ..solve.estimate import Estimate
 from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
-from ..solve.settings import Settings, resolve
-
-_TIMED_SAMPLES = 16
+from ..solve.settings import resolve
+from ..solve.speed import measured_speed
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,14 @@ def inspect(
     fitted = shown * (2 if chosen.mirror else 1)
     settings = resolve(chosen, graph, prepared.device.type, rules)
     plan = make_plan(graph, rules, settings.horizon, layers, exclude)
-    timed = min(_TIMED_SAMPLES, prepared.samples.count)
-    speed = _flops_per_second(graph, prepared.samples.rows(0, timed), timed)
     limits = memory_limits(prepared.device, budget)
     micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits)
     estimate = Estimate(graph, plan, settings, limits, prepared.device, fitted, micro)
-    rows = _pruned_layers(estimate, plan, speed)
+    pruned = [planned.layer for planned in plan.pruned]
+    inputs = partial(prepared.samples.rows, 0)
+    speed = measured_speed(graph, pruned, inputs, prepared.samples.count, prepared.device)
+    duration = Duration(estimate, speed, chosen.held_out_samples(shown))
+    rows = _pruned_layers(duration, plan)
     rows += [_dense_layer(layer, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
     kept = {planned.layer.parameter: 1 - planned.required_pattern.sparsity for planned in plan.pruned}
@@ -143,7 +145,7 @@ def inspect(
         layers=tuple(rows),
         network_weights=weights,
         flops=network_flops(graph).sparse(kept),
-        finish_seconds=_finish_seconds(graph, settings, fitted, speed),
+        finish_seconds=duration.last_stage,
     )
 
 
@@ -152,8 +154,10 @@ def _dense_layer(layer: Layer, reason: str) -> LayerInspection:
     return LayerInspection(layer.name, tuple(layer.shape), None, reason, flops=flops)
 
 
-def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerInspection]:
+def _pruned_layers(duration: Duration, plan: Plan) -> list[LayerInspection]:
+    estimate, count = duration.estimate, len(plan.groups)
     groups = {planned.layer.parameter: group for group in plan.groups for planned in group}
+    seconds = {group: sum(duration.layers[index::count]) / len(group) for index, group in enumerate(plan.groups)}
     rows = []
     for planned in plan.pruned:
         group = groups[planned.layer.parameter]
@@ -167,40 +171,8 @@ def _pruned_layers(estimate: Estimate, plan: Plan, speed: float) -> list[LayerIn
                 horizon=planned.horizon,
                 curvature=curvature_kind(estimate.settings.curvature, segment),
                 memory_bytes=estimate.of_group(group),
-                seconds=_layer_flops(estimate, planned, group, segment) / speed,
+                seconds=seconds[group],
                 flops=int(planned.layer.node.meta["flops"]),
             )
         )
     return rows
-
-
-def _layer_flops(estimate: Estimate, planned: PlannedLayer, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
-    """Of all sweeps: passes over the segment, shared by the group, and the layer's Gram matrix."""
-    settings, samples, layer = estimate.settings, estimate.samples, planned.layer
-    newton = settings.newton
-    if settings.in_minibatches:
-        passes = samples * newton.steps * (4 * newton.cg.max_steps + 7)
-    else:  # targets, three losses, a gradient (3), and two for each product
-        products = estimate.product_samples(group)
-        passes = samples * 7 + products * newton.steps * (2 * newton.cg.max_steps + 5)
-    positions: float = estimate.graph.nodes[layer.position].meta["flops"] / (2 * layer.columns * layer.shape[0])
-    gram = 2 * samples * positions * layer.columns**2 * layer.groups
-    return settings.sweeps * (passes * segment.cost.flops / len(group) + gram)
-
-
-def _finish_seconds(graph: Graph, settings: Settings, samples: int, speed: float) -> float:
-    """Each step runs the dense and the pruned network forward, and the pruned one backward, which counts twice."""
-    flops: int = sum(node.meta["flops"] for node in graph.nodes)
-    return 4 * settings.distill.steps * min(settings.distill.batch, samples) * flops / speed
-
-
-def _flops_per_second(graph: Graph, inputs: list[Any], samples: int) -> float:
-    """Of this network on this device, from a few samples."""
-    flops: int = sum(node.meta["flops"] for node in graph.nodes) * samples
-    with torch.no_grad():
-        graph.run(inputs)
-        began = time.perf_counter()
-        for output in graph.run(inputs):
-            if isinstance(output, torch.Tensor):
-                output.sum().item()  # waits for the device
-    return flops / (time.perf_counter() - began)

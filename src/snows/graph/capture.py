@@ -19,7 +19,8 @@ from torch.fx import Node, map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError, InputError
+from ..errors import CaptureError
+from .comparison import CAPTURED_SAMPLES, close, compare_with_model, first_line, require_running, tensors
 from .cost import measure
 from .functional import made_functional
 from .graph import Graph
@@ -27,26 +28,21 @@ from .layers import Layer, find_layers
 from .refusals import refused_layers
 from .segment import SampleLayout
 
-_CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension
-_TOLERANCE = 1e-3  # of the largest output; convolution algorithms differ by batch size in float32
-_BATCH_SIZE_ADVICE = (
-    "take the batch size from x.shape[0]; len(x), int(…) and constants stay at the size the model was captured with"
-)
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of one call of the model
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """Capture a model in eval mode from an example batch of at least one sample.
 
-    The graph is compared with the model itself at another batch size before it is returned.
+    The graph is compared with the model itself at another batch size before it is returned. Where forward depends on
+    the batch size, `compare_at_sizes` has to follow.
     """
     _check_batch((args, kwargs))
-    example = resized((args, kwargs), _CAPTURED_SAMPLES)
-    _check_model(model, example)
-    graph = _assemble(model, _export(model, *example))
-    other = resized((args, kwargs), _CAPTURED_SAMPLES + 1)
-    _compare_with_model(model, graph, other)
+    example = resized((args, kwargs), CAPTURED_SAMPLES)
+    require_running(model, *example)
+    graph = _assemble(model, *_export(model, *example))
+    other = resized((args, kwargs), CAPTURED_SAMPLES + 1)
+    compare_with_model(model, graph, *other)
     _find_sample_layouts(graph, pytree.tree_leaves(other))
     return graph
 
@@ -57,19 +53,6 @@ def _check_batch(call: Call) -> None:
         raise CaptureError("no input of the model is a tensor with a batch dimension; expected at least one")
     if len(sizes) > 1:
         raise CaptureError(f"the inputs of one batch have {sorted(sizes)} samples; expected the same number in each")
-
-
-def _check_model(model: nn.Module, call: Call) -> None:
-    """Run the model itself, so that a wrong input is not reported as a failed capture."""
-    args, kwargs = call
-    try:
-        with torch.no_grad():
-            model(*args, **kwargs)
-    except Exception as error:  # the user's forward may raise anything
-        shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(call) if isinstance(leaf, Tensor)]
-        raise InputError(
-            f"{type(model).__name__} does not run on the data (inputs of shape {shapes}): {_first_line(error)}"
-        ) from error
 
 
 def has_samples(leaf: Any) -> bool:
@@ -89,25 +72,22 @@ def resized(call: Call, samples: int) -> Call:
     return args, kwargs
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
-
-
 # Export
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ExportedProgram, list[str]]:
+    """The program, and what it assumes of sizes."""
     names = positional_names(model, args)
     shapes = pytree.tree_map(lambda leaf: {0: Dim.AUTO} if has_samples(leaf) else None, (args, kwargs))
     dynamic_shapes = {**dict(zip(names, shapes[0], strict=True)), **shapes[1]}
     try:
         with quietly(), sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             exported = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-            return made_functional(exported)
+            assumptions = list(exported._guards_code)
+            return made_functional(exported), assumptions
     except Exception as error:  # torch.export raises many kinds; each means the same to the caller
         raise CaptureError(
-            f"{type(model).__name__} cannot be captured by torch.export: {_first_line(error)} "
+            f"{type(model).__name__} cannot be captured by torch.export: {first_line(error)} "
             "(branches that depend on values, and operations outside torch, must be rewritten or left out of forward)"
         ) from error
 
@@ -139,7 +119,7 @@ def positional_names(model: nn.Module, args: tuple[Any, ...]) -> list[str]:
 # From an exported program to a graph
 
 
-def _assemble(model: nn.Module, exported: ExportedProgram) -> Graph:
+def _assemble(model: nn.Module, exported: ExportedProgram, assumptions: list[str]) -> Graph:
     """Sort an exported program into inputs, parameters, operations and layers."""
     aliases = _aliases(model)
     inputs, parameter_names, parameters = _placeholders(exported, aliases)
@@ -155,9 +135,9 @@ def _assemble(model: nn.Module, exported: ExportedProgram) -> Graph:
     _fold(calls, alive - varying, parameter_names, parameters)
 
     nodes = [node for node in calls if node in alive and node in varying]
-    measure([*inputs, *nodes], _CAPTURED_SAMPLES)
+    measure([*inputs, *nodes], CAPTURED_SAMPLES)
     layers = [_judged(layer, trained, alive, varying) for layer in layers] + unreached
-    return Graph(inputs, nodes, outputs, parameter_names, parameters, layers, trained)
+    return Graph(inputs, nodes, outputs, parameter_names, parameters, layers, trained, assumptions)
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:
@@ -199,7 +179,7 @@ def _outputs(exported: ExportedProgram) -> list[Node]:
 
 def _check_sizes(model: nn.Module, calls: Iterable[Node]) -> None:
     for node in calls:
-        sizes: list[Any] = [size for value in _tensors(node.meta.get("val")) for size in value.shape]
+        sizes: list[Any] = [size for value in tensors(node.meta.get("val")) for size in value.shape]
         if not all(isinstance(size, int) or size.node.has_hint() for size in sizes):
             raise CaptureError(
                 f"{type(model).__name__} computes a tensor whose size depends on values ({node.target}); "
@@ -256,61 +236,9 @@ def _without_operation(layer: Layer, reason: str) -> Layer:
     return Layer(layer.name, layer.parameter, layer.shape, refusal=reason)
 
 
-# Comparison with the model
-
-
-def _compare_with_model(model: nn.Module, graph: Graph, call: Call) -> None:
-    name = type(model).__name__
-    expected = _run_twice(model, call)
-    try:
-        with torch.no_grad():
-            results = _tensors(graph.run(pytree.tree_leaves(call)))
-    except RuntimeError as error:
-        raise CaptureError(
-            f"{name} only runs at the batch size it was captured with ({_first_line(error)}); {_BATCH_SIZE_ADVICE}"
-        ) from error
-    same = len(expected) == len(results) and all(
-        a.shape == b.shape and _close(a, b) for a, b in zip(expected, results, strict=True) if a.is_floating_point()
-    )
-    if not same:
-        raise CaptureError(
-            f"the captured graph of {name} does not give the model's own outputs at another batch size; "
-            f"{_BATCH_SIZE_ADVICE}"
-        )
-
-
-def _run_twice(model: nn.Module, call: Call) -> list[Tensor]:
-    """The model's outputs, which must be the same both times."""
-    name, (args, kwargs) = type(model).__name__, call
-    try:
-        with torch.no_grad():
-            first, second = (_tensors(model(*args, **kwargs)) for _ in range(2))
-    except Exception as error:  # the user's forward may raise anything
-        raise CaptureError(
-            f"{name} runs on {_CAPTURED_SAMPLES} samples, but not on {_CAPTURED_SAMPLES + 1} ({_first_line(error)}); "
-            f"{_BATCH_SIZE_ADVICE}"
-        ) from error
-    if any(not torch.equal(a, b) for a, b in zip(first, second, strict=True)):
-        raise CaptureError(
-            f"{name} gives different outputs for the same input in eval mode (dropout always on, or noise); "
-            "make its forward deterministic first"
-        )
-    return first
-
-
-def _tensors(outputs: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    if not a.numel():
-        return True
-    return float((a - b).abs().max()) <= _TOLERANCE * max(float(a.abs().max()), 1e-6)
-
-
 def _find_sample_layouts(graph: Graph, leaves: list[Any]) -> None:
     """Note how the output of each operation and layer is laid out over samples: rotated inputs must rotate it."""
-    samples = _CAPTURED_SAMPLES + 1
+    samples = CAPTURED_SAMPLES + 1
     # Rotated, not reversed: three samples made of two different ones read the same in both directions.
     rotated = [leaf.roll(1, 0) if has_samples(leaf) else leaf for leaf in leaves]
     layers = [layer.node for layer in graph.layers if layer.in_graph]  # projections are layers but no operations
@@ -326,6 +254,6 @@ def _sample_layout(node: Node, before: Tensor, after: Tensor, samples: int) -> S
     for layout in (SampleLayout(axis, inner) for axis in axes for inner in (False, True)):
         if before.shape[layout.axis] % samples:
             continue
-        if _close(layout.split(before, samples).roll(1, 0), layout.split(after, samples)):
+        if close(layout.split(before, samples).roll(1, 0), layout.split(after, samples)):
             return layout
     return None

@@ -26,6 +26,8 @@ class Graph:
                       what could be computed from those alone
     layers            the operations whose weight can be pruned, and those refused with a reason
     trained           names of the model's parameters
+    assumptions       what torch.export took for granted of sizes, such as "x.size()[0] < 10" at a branch of forward;
+                      the graph holds where they do
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Graph:
         parameters: dict[str, Tensor],
         layers: list[Layer],
         trained: Collection[str],
+        assumptions: Sequence[str] = (),
     ) -> None:
         self.inputs = inputs
         self.nodes = nodes
@@ -44,6 +47,7 @@ class Graph:
         self.parameters = parameters
         self.layers = layers
         self.trained = frozenset(trained)
+        self.assumptions = tuple(assumptions)
         self._parameter_names = parameter_names
         for position, node in enumerate(nodes):
             node.meta["position"] = position

@@ -107,8 +107,8 @@ class Timeline:
 
     def _plan(self, event: LayerStarted) -> _Planned:
         estimate = self._estimate
-        if estimate is not None and len(estimate.layers) == event.total:
-            return _Planned(event.sweeps * estimate.layers, estimate.last_stage, in_seconds=True)
+        if estimate is not None and len(estimate.layers) == event.sweeps * event.total:
+            return _Planned(estimate.layers, estimate.last_stage, in_seconds=True)
         return _Planned((1.0,) * (event.sweeps * event.total), 0.0, in_seconds=False)
 
     def _remaining_of_layers(self, planned: _Planned) -> float | None:

@@ -5,26 +5,67 @@ The numbers of passes are those of the code; the factors in front were fitted to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch.fx import Node
 
+from ..events import Listener, TimeEstimated
 from ..graph import Segment
 from ..plan import PlannedLayer
+from ..recipe import Effort
 from .estimate import Estimate
 from .footprint import operations_kept
 from .least_squares import USUAL_STEPS, takes_blocks
-from .speed import Speed
+from .speed import Speed, assumed_speed, measured_speed
 
 _LINEARIZE = 1.6  # forward passes that a linearization takes
 _PUSH, _PULL = 1.0, 1.3  # of a linearized segment, in forward passes
 _LINE_SEARCH = 1.5  # losses for each Newton step
-_CG_SHARE = 0.8  # of the steps that the recipe allows
+_CG_STEPS, _CG_SHARE = 3, 0.5  # taken in any case, and of those that the recipe allows: many solves end earlier
 _TRIAL_STEPS = 5  # of a shared factor between two looks at held-out samples
 _EVALUATIONS = 11  # of the last stage
 _BACKWARD = 2.0  # forward passes that a backward pass of the last stage takes
+
+
+_ASSUMED_RATE = {"cpu": 2e10, "cuda": 1e13}  # operations per second, before anything is measured
+_SHORT = 20.0  # seconds; a run that is shorter at the assumed rate is not measured
+_LONG = 600.0  # seconds, from which on there is a hint at what would be quicker
+_FEW_SAMPLES = 256
+
+
+def announce_time(
+    estimate: Estimate, samples: Callable[[int], list[Any]], held_out: int, effort: Effort, notify: Listener
+) -> None:
+    """Say how long the run will take, by a measurement of a second or two. A short run is not measured.
+
+    Args:
+        estimate: The run.
+        samples: Gives the inputs of the graph for so many samples.
+        held_out: How many of the run's samples are held out.
+        effort: Of the recipe.
+        notify: Gets the estimate.
+    """
+    graph, layers = estimate.graph, [planned.layer for planned in estimate.plan.pruned]
+    rate = _ASSUMED_RATE.get(estimate.device.type, _ASSUMED_RATE["cuda"])
+    if Duration(estimate, assumed_speed(graph, layers, rate), held_out).seconds < _SHORT:
+        return
+    speed = measured_speed(graph, layers, samples, estimate.samples - held_out, estimate.device)
+    found = Duration(estimate, speed, held_out)
+    notify(TimeEstimated(found.layers, found.last_stage, _quicker(found, effort) if found.seconds > _LONG else ()))
+
+
+def _quicker(found: Duration, effort: Effort) -> tuple[str, ...]:
+    settings, samples = found.estimate.settings, found.estimate.samples
+    hints = {
+        "effort 'fast'": effort != "fast",
+        f"fewer than {samples} samples": samples > _FEW_SAMPLES,
+        "horizon 0": settings.horizon > 0,
+        "a recipe with finish_steps 0": found.last_stage > 0.25 * found.seconds,
+    }
+    return tuple(hint for hint, holds in hints.items() if holds)
 
 
 @dataclass(frozen=True)
@@ -43,17 +84,14 @@ class Duration:
 
     @property
     def seconds(self) -> float:
-        return self.estimate.settings.sweeps * sum(self.layers) + self.last_stage
+        return sum(self.layers) + self.last_stage
 
     @cached_property
     def layers(self) -> tuple[float, ...]:
-        """Of each group of layers, in one sweep."""
-        position, found = 0, []
-        for group in self.estimate.plan.groups:
-            segment = self._segment(group)
-            found.append(self._streams(position, segment.position) + self._solve(group, segment))
-            position = segment.position
-        return tuple(found)
+        """Of each group of layers, in all sweeps."""
+        settings = self.estimate.settings
+        first = self._sweep(new_masks=True)
+        return first * settings.mask_steps + self._sweep(new_masks=False) * (settings.sweeps - settings.mask_steps)
 
     @cached_property
     def last_stage(self) -> float:
@@ -77,50 +115,75 @@ class Duration:
         e = self.estimate
         return bool(operations_kept(e.graph, e.plan, e.samples, e.settings, e.memory))
 
+    def _sweep(self, new_masks: bool) -> tuple[float, ...]:
+        position, found = 0, []
+        for group in self.estimate.plan.groups:
+            segment = self._segment(group)
+            found.append(self._streams(position, segment.position) + self._solve(group, segment, new_masks))
+            position = segment.position
+        return tuple(found)
+
     def _streams(self, start: int, stop: int) -> float:
         """Both streams move from one layer to the next."""
         nodes: Sequence[Node] = self.estimate.graph.nodes[start:stop]
         passes = 1 + (1 / self.estimate.settings.sweeps if self._keeps_outputs else 1)
         return passes * self.estimate.samples * self.speed.of(nodes)
 
-    def _solve(self, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
-        settings = self.estimate.settings
+    def _solve(self, group: tuple[PlannedLayer, ...], segment: Segment, new_masks: bool) -> float:
+        closed_form = self.estimate.settings.start.closed_form and new_masks
         body = self.speed.of(segment.body.nodes)
         targets = 0.0 if self._keeps_outputs else self.estimate.samples * body
         prelude = self.estimate.samples * self.speed.of(segment.prelude.nodes)
         compared = 3 * self.held_out * body
-        total = targets + prelude + compared + self._closed_form(group, segment, body)
-        if segment.is_one_layer and settings.start.closed_form:
-            return total + 2 * self._fitted * body  # losses of the masked and of the least-squares weights
+        total = targets + prelude + compared + self._row_systems(group, segment, closed_form)
+        if not closed_form:
+            return total + self._newton(group, body)
+        looks = USUAL_STEPS / _TRIAL_STEPS * self.held_out * body if self._has_shared_factor(group, segment) else 0.0
+        total += looks + self._fitted * body  # the loss of the masked weights
+        if segment.is_one_layer:
+            return total + self._fitted * body  # and of least squares, which is the solution
         return total + self._newton(group, body)
 
-    def _closed_form(self, group: tuple[PlannedLayer, ...], segment: Segment, body: float) -> float:
+    def _row_systems(self, group: tuple[PlannedLayer, ...], segment: Segment, closed_form: bool) -> float:
+        """Second moments and their factors. A preconditioner alone takes fewer samples."""
         settings = self.estimate.settings
-        if not settings.start.closed_form and not settings.curvature.preconditioned:
+        if not closed_form and not settings.curvature.preconditioned:
             return 0.0
-        moments = self._fitted * sum(self.speed.moments[planned.layer.parameter] for planned in group)
-        products = 0.0
-        if settings.curvature.preconditioned and not segment.is_one_layer:
-            products = 2.0 * segment.cost.flops * self.estimate.product_samples(group)
-        return moments + sum(self._factors(planned, products, body) for planned in group)
+        samples = self._fitted if closed_form else min(self._fitted, settings.curvature.samples)
+        moments = samples * sum(self.speed.moments[planned.layer.parameter] for planned in group)
+        return moments + sum(self._factors(planned, self._product_flops(group, segment)) for planned in group)
 
-    def _factors(self, planned: PlannedLayer, product_flops: float, body: float) -> float:
-        layer, kept = planned.layer, self.estimate.kept_inputs(planned)
-        rows, columns = layer.shape[0], layer.columns
-        flops, device = float(rows) * kept**3, self.estimate.device.type
-        shared = float(layer.groups) * columns**3 + USUAL_STEPS * 4 * float(rows) * columns**2
-        if takes_blocks(flops, 4.0 * rows * kept**2, shared, product_flops, device):
-            return flops / self.speed.factors
-        looks = USUAL_STEPS / _TRIAL_STEPS * self.held_out * body
-        return shared / self.speed.products + looks
+    def _product_flops(self, group: tuple[PlannedLayer, ...], segment: Segment) -> float:
+        if not self.estimate.settings.curvature.preconditioned or segment.is_one_layer:
+            return 0.0
+        return 2.0 * segment.cost.flops * self.estimate.product_samples(group)
+
+    def _has_shared_factor(self, group: tuple[PlannedLayer, ...], segment: Segment) -> bool:
+        return not all(self._takes_blocks(planned, self._product_flops(group, segment)) for planned in group)
+
+    def _takes_blocks(self, planned: PlannedLayer, product_flops: float) -> bool:
+        rows, kept = planned.layer.shape[0], self.estimate.kept_inputs(planned)
+        device = self.estimate.device.type
+        size = 4.0 * rows * kept**2
+        return takes_blocks(float(rows) * kept**3, size, self._shared_flops(planned), product_flops, device)
+
+    def _shared_flops(self, planned: PlannedLayer) -> float:
+        layer = planned.layer
+        return float(layer.groups) * layer.columns**3 + USUAL_STEPS * 4 * float(layer.shape[0]) * layer.columns**2
+
+    def _factors(self, planned: PlannedLayer, product_flops: float) -> float:
+        if self._takes_blocks(planned, product_flops):
+            return float(planned.layer.shape[0]) * self.estimate.kept_inputs(planned) ** 3 / self.speed.factors
+        return self._shared_flops(planned) / self.speed.products
 
     def _newton(self, group: tuple[PlannedLayer, ...], body: float) -> float:
         settings = self.estimate.settings
         newton, samples = settings.newton, self._fitted
         products = self.estimate.product_samples(group)
-        cg_steps = 1 + _CG_SHARE * newton.cg.max_steps  # with the probe of the preconditioner
+        allowed = newton.cg.max_steps
+        cg_steps = 1 + min(allowed, _CG_STEPS + _CG_SHARE * allowed)  # with the probe of the preconditioner
         gradient, product = _LINEARIZE + _PULL, _PUSH + _PULL
         step = samples * (gradient + _LINE_SEARCH) + products * (_LINEARIZE + cg_steps * product)
         if settings.in_minibatches:
             step = samples * (gradient + _LINE_SEARCH + _LINEARIZE + cg_steps * product)
-        return (newton.steps * step + samples) * body
+        return newton.steps * step * body

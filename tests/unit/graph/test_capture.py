@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 import snows
 from snows.errors import CaptureError, InputError
 from snows.graph import Graph, capture
+from snows.graph.comparison import compare_at_sizes
 from snows.graph.segment import SampleLayout
 from tests.networks import NETWORKS, call_arguments, captured, example
 from tests.oracles import operations
@@ -195,7 +196,7 @@ def test_inputs_that_never_meet_have_their_own_batch_dimension() -> None:
 # Models that cannot be captured
 
 
-SIZES = r"take the batch size from x\.shape\[0\]; len\(x\), int\(…\) and constants stay at the size"
+SIZES = r"take the batch size from x\.shape\[0\]; len\(x\), int\(…\), constants and branches on the batch size stay"
 UNCAPTURABLE = {
     "a branch on values": (
         lambda fc, x: fc(x) if x.sum() > 0 else -fc(x),
@@ -203,7 +204,11 @@ UNCAPTURABLE = {
     ),
     "dropout that is always on": (
         lambda fc, x: F.dropout(fc(x), 0.5, training=True),
-        r"^Forward gives different outputs for the same input in eval mode .*make its forward deterministic",
+        r"^Forward gives different outputs for the same input in eval mode: .*make its forward deterministic",
+    ),
+    "an input that is changed in place": (
+        lambda fc, x: fc(x.mul_(2)),
+        r"^Forward gives different outputs .*: forward changes its input in place; .*x = x\.clone\(\)",
     ),
     "a batch size in reshape": (lambda fc, x: fc(x).reshape(2, 2, 2).flatten(1), rf"runs on 2 samples, .* 3 .*{SIZES}"),
     "a batch size in a constant": (
@@ -230,6 +235,49 @@ def test_what_cannot_be_captured_is_said_in_a_sentence(case: str) -> None:
     forward, words = UNCAPTURABLE[case]
     with pytest.raises(CaptureError, match=words):
         captured_forward(forward)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("sample", [0, 2])
+def test_outputs_that_are_not_finite_are_said_so(value: float, sample: int) -> None:
+    """Of every sample that is looked at."""
+    x = torch.randn(4, 4)
+    x[sample, 0] = value
+    with pytest.raises(InputError, match=r"^Forward gives NaN or infinity on the data; expected finite outputs"):
+        capture(Forward(lambda fc, x: fc(x) + x).eval(), (x,), {})
+
+
+BRANCHES: dict[str, tuple[Callable[[Tensor], bool], bool]] = {  # and whether the branch is taken below 10 samples
+    "x.shape[0]": (lambda x: x.shape[0] < 10, True),
+    "len(x)": (lambda x: len(x) < 10, True),
+    "the number of elements": (lambda x: x.numel() < 40, True),
+    "one size": (lambda x: x.shape[0] != 16, True),
+    "no branch": (lambda x: True, False),
+}
+
+
+@pytest.mark.parametrize("case", BRANCHES)
+def test_branches_on_the_batch_size_are_seen_at_the_sizes_that_are_used(case: str) -> None:
+    branch, matters = BRANCHES[case]
+    model = Forward(lambda fc, x: fc(x) if branch(x) else fc(x) * 2).eval()
+    x = torch.randn(40, 4)
+    graph = capture(model, (x,), {})
+    assert bool(graph.assumptions) == matters
+
+    def compare(largest: int) -> None:
+        compare_at_sizes(model, graph, largest, lambda start, stop: ((x[start:stop],), {}))
+
+    compare(9)
+    if not matters:
+        return compare(40)
+    with pytest.raises(CaptureError, match=r"does not give the model's own outputs on 16 samples; .*branches on the"):
+        compare(40)
+
+
+def test_a_branch_on_the_batch_size_that_changes_nothing_is_accepted() -> None:
+    model = Forward(lambda fc, x: fc(x) if x.shape[0] < 10 else torch.cat([fc(x[:10]), fc(x[10:])])).eval()
+    x = torch.randn(40, 4)
+    compare_at_sizes(model, capture(model, (x,), {}), 40, lambda start, stop: ((x[start:stop],), {}))
 
 
 def test_sizes_of_the_shape_stay_dynamic() -> None:

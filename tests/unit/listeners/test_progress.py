@@ -25,6 +25,7 @@ from snows.events import (
     RunStarted,
     SolveReport,
     TimeEstimated,
+    Warned,
 )
 from snows.listeners.base import BEGINNING, Progress
 from snows.listeners.log import LogLines
@@ -169,7 +170,7 @@ def test_the_bar_survives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_shows_conjugate_gradients_the_end_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snows.listeners.base.memory_in_use", lambda: 3 << 29)
-    shown = shown_after(TimeEstimated((600.0, 600.0), 1), LayerStarted(("fc",), 0, 2, 0, 1), CGStep(1, 2, 7, 15))
+    shown = shown_after(TimeEstimated((600.0, 600.0)), LayerStarted(("fc",), 0, 2, 0, 1), CGStep(1, 2, 7, 15))
     assert re.match(
         r"sweep 1/1 {2}fc {2}Newton 1/2, CG 7 .* 0/2 0:00:00 ends about .*, in 20 minutes {2}1\.5 GiB", shown
     )
@@ -201,7 +202,7 @@ def events_of_a_run(**options: object) -> list[Event]:
 
 def test_a_listener_from_outside_sees_the_run_in_order() -> None:
     """A listener is any callable that takes an event: here, the append of a list."""
-    first, *between, last = events_of_a_run()
+    first, *between, last = [event for event in events_of_a_run() if not isinstance(event, Warned)]
     assert isinstance(first, RunStarted)
     assert isinstance(last, RunFinished)
     names = [layer.name for layer in first.layers]

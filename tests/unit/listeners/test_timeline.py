@@ -60,7 +60,7 @@ def test_without_an_estimate_layers_count_the_same() -> None:
 
 def test_an_estimate_weighs_layers_and_bows_to_what_is_measured() -> None:
     run = Run()
-    run.timeline(TimeEstimated((10.0, 90.0), 2, last_stage=100.0))
+    run.timeline(TimeEstimated((10.0, 90.0, 10.0, 90.0), last_stage=100.0))
     run.timeline(LayerStarted(("fc",), 0, 2, 0, 2))
     assert run.timeline.remaining == pytest.approx(300)
     run.solve(0, 2, 30, sweeps=2)  # three times as long

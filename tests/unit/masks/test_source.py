@@ -132,7 +132,9 @@ def test_network_methods_see_the_weights_of_the_moment() -> None:
 
 
 def test_words_objects_and_tensors_as_masks() -> None:
-    prepared = Prepared(MLP, read_samples(example("mlp", 8), captured("mlp")[0], False), torch.device("cpu"), {})
+    prepared = Prepared(
+        captured("mlp")[0], MLP, read_samples(example("mlp", 8), captured("mlp")[0], False), torch.device("cpu"), {}
+    )
     rules = PatternRules.parse("2:4")
     assert read_mask("magnitude", rules, prepared) == (None, Magnitude())
     given, method = read_mask({NAME: torch.ones_like(WEIGHTS[NAME], dtype=torch.bool)}, rules, prepared)
