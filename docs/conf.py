@@ -22,9 +22,11 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 html_theme = "furo"
 html_title = f"snows {release}"
 html_show_copyright = False
+html_static_path, html_css_files = ["static"], ["snows.css"]
 highlight_language = "text"  # of blocks that name none: lines for a shell
 pygments_style, pygments_dark_style = "tango", "monokai"
 
+smartquotes = False  # --out stays two hyphens
 default_role = "code"  # docstrings write `name`
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,9 +56,19 @@ def _labeled_files(root: Path) -> list[tuple[Path, int]]:
     return [
         (file, label)
         for label, folder in enumerate(classes)
-        for file in sorted(folder.rglob("*"))
+        for file in _files_below(folder)
         if file.suffix.lower() in _SUFFIXES
     ]
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """All files of a folder and its folders, by name. What is removed meanwhile is passed over."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            raise InputError(f"cannot read {error.filename}: {error.strerror}") from error
+
+    return sorted(Path(place) / name for place, _, names in os.walk(folder, onerror=refuse) for name in names)
 
 
 def read_images(files: Sequence[Path], size: int) -> np.ndarray:

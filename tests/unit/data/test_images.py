@@ -136,3 +136,24 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
         images.image_files(made(tmp_path, "a/notes.txt"))
     with pytest.raises(InputError, match="there is no folder"):
         images.image_files(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, PermissionError])
+def test_a_folder_that_vanishes_or_is_closed(
+    tmp_path: Path, kind: type[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "class" / "inside").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "class" / "x.png")
+    scan = os.scandir
+
+    def fails(path: Path) -> object:
+        if str(path).endswith("inside"):
+            raise kind(1, "it is gone", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    if kind is FileNotFoundError:
+        assert [file.name for file, _ in images.image_files(tmp_path)] == ["x.png"]
+    else:
+        with pytest.raises(InputError, match=r"cannot read .*inside: it is gone"):
+            images.image_files(tmp_path)
