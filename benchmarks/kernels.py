@@ -40,7 +40,6 @@ SHARES = {"products": 0.22, "chains": 0.1, "vit": 0.28, "resnet": 0.22, "wide": 
 HALF, INT8, FP8 = torch.float16, torch.int8, torch.float8_e4m3fn
 SHAPES = [(3072, 768), (768, 3072), (4096, 4096), (768, 768), (8192, 8192), (16384, 4096)]  # outputs, inputs
 POSITIONS = [6304, 1024, 16384]  # 6,304: 32 images of 197 tokens
-POINTWISE = [(64, 256, 56), (128, 512, 28), (256, 1024, 14), (1024, 256, 14), (512, 2048, 7)]  # outputs, inputs, pixels
 Row = dict[str, Any]
 
 
@@ -177,43 +176,28 @@ def in_fp8(weight: Tensor, values: Tensor) -> dict[str, Callable[[], Any]]:
 def sparse_products(
     kind: str, w: Tensor, x: Tensor, columns: Tensor, out: torch.dtype | None
 ) -> dict[str, Callable[[], Any]]:
-    """cuSPARSELt with the default and the searched algorithm, operand and result in either layout."""
+    """cuSPARSELt with its default algorithm, operand and result in either layout."""
     compressed: list[Tensor] = []
-    searched: dict[str, int] = {}
 
-    def call(name: str, operand: Tensor, transposed: bool, search: bool) -> Tensor:
+    def call(operand: Tensor, transposed: bool) -> Tensor:
         if not compressed:
             compressed.append(torch._cslt_compress(w))
-        if search and name not in searched:
-            searched[name] = int(
-                torch._cslt_sparse_mm_search(compressed[0], operand, out_dtype=out, transpose_result=transposed)
-            )
-        return torch._cslt_sparse_mm(
-            compressed[0], operand, out_dtype=out, transpose_result=transposed, alg_id=searched.get(name, 0)
-        )
+        return torch._cslt_sparse_mm(compressed[0], operand, out_dtype=out, transpose_result=transposed)
 
-    found: dict[str, Callable[[], Any]] = {
-        f"{kind} 2:4": lambda: call("", x.t(), True, False),
-        f"{kind} 2:4, searched": lambda: call("searched", x.t(), True, True),
-    }
+    found: dict[str, Callable[[], Any]] = {f"{kind} 2:4": lambda: call(x.t(), True)}
     if kind == "fp16":
-        found[f"{kind} 2:4, result copied"] = lambda: call("", x.t(), False, False).t().contiguous()
-        found[f"{kind} 2:4, channels first"] = lambda: call("", columns, False, False)
-        found[f"{kind} 2:4, channels first, searched"] = lambda: call("columns", columns, False, True)
+        found[f"{kind} 2:4, result copied"] = lambda: call(x.t(), False).t().contiguous()
+        found[f"{kind} 2:4, channels first"] = lambda: call(columns, False)
     return found
 
 
 def chains(options: argparse.Namespace) -> None:
     cases = [(768, 3072, 6304), (4096, 4096, 1024), (4096, 4096, 8192), (4096, 16384, 4096), (1024, 4096, 6304)]
-    made = (chain(options, *case) for case in ([(64, 128, 32)] if options.tiny else cases))
-    pointwise = (convolution(options, *case) for case in ([(32, 64, 4)] if options.tiny else POINTWISE))
-    collect(options, (row for part in (made, pointwise) for row in part))
+    collect(options, (chain(options, *case) for case in ([(64, 128, 32)] if options.tiny else cases)))
 
 
 def chain(options: argparse.Namespace, width: int, hidden: int, count: int) -> Row:
     """Linear, ReLU, linear. The kernel's layout is kept between the two."""
-    from snows.timing.kernels import SearchedTwoOfFour
-
     device = options.device
     dense = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)).to(device, HALF)
     with torch.no_grad():
@@ -225,11 +209,6 @@ def chain(options: argparse.Namespace, width: int, hidden: int, count: int) -> R
     b1, b2 = (dense[index].bias.detach()[:, None] for index in (0, 2))
     parts: dict[str, Any] = {}
 
-    def sparse() -> Tensor:
-        if "searched" not in parts:
-            parts["searched"] = nn.Sequential(SearchedTwoOfFour(dense[0]), nn.ReLU(), SearchedTwoOfFour(dense[2]))
-        return parts["searched"](x)
-
     def of_torch() -> Tensor:
         if "torch" not in parts:
             from snows.exports.semi_structured import pack
@@ -240,16 +219,12 @@ def chain(options: argparse.Namespace, width: int, hidden: int, count: int) -> R
         return parts["torch"](x)
 
     def channels_first() -> Tensor:
-        """Activations are channels x positions throughout; one algorithm for each product."""
+        """Activations are channels x positions throughout."""
         if "packed" not in parts:
             parts["packed"] = [torch._cslt_compress(w) for w in (w1, w2)]
-            first = torch._cslt_sparse_mm_search(parts["packed"][0], columns, b1[:, 0])
-            hidden_values = torch._cslt_sparse_mm(parts["packed"][0], columns, b1[:, 0], alg_id=int(first)).relu_()
-            second = torch._cslt_sparse_mm_search(parts["packed"][1], hidden_values, b2[:, 0])
-            parts["algorithms"] = int(first), int(second)
-        (p1, p2), (a1, a2) = parts["packed"], parts["algorithms"]
-        y = torch._cslt_sparse_mm(p1, columns, b1[:, 0], alg_id=a1).relu_()
-        return torch._cslt_sparse_mm(p2, y, b2[:, 0], alg_id=a2)
+        p1, p2 = parts["packed"]
+        y = torch._cslt_sparse_mm(p1, columns, b1[:, 0]).relu_()
+        return torch._cslt_sparse_mm(p2, y, b2[:, 0])
 
     with torch.no_grad():
         found = timed(
@@ -258,34 +233,11 @@ def chain(options: argparse.Namespace, width: int, hidden: int, count: int) -> R
                 "fp16 dense": lambda: dense(x),
                 "fp16 dense, channels first": lambda: torch.addmm(b2, w2, torch.addmm(b1, w1, columns).relu_()),
                 "fp16 2:4, torch's layers": of_torch,
-                "fp16 2:4, searched": sparse,
-                "fp16 2:4, channels first, searched": channels_first,
+                "fp16 2:4, channels first": channels_first,
             },
             0.4,
         )
     return {"chain": f"{width}-{hidden}-{width}", "positions": count, **found}
-
-
-def convolution(options: argparse.Namespace, outputs: int, inputs: int, pixels: int) -> Row:
-    """A 1x1 convolution of ResNet50 at batch 32, channels last."""
-    from snows.timing.kernels import SearchedTwoOfFour
-
-    layer = nn.Conv2d(inputs, outputs, 1, bias=False).to(options.device, HALF)
-    with torch.no_grad():
-        layer.weight.copy_(two_of_four(layer.weight.flatten(1)).reshape(layer.weight.shape))
-    layer = layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    x = torch.randn(32, inputs, pixels, pixels, device=options.device, dtype=HALF)
-    x = x.contiguous(memory_format=torch.channels_last)
-    parts: dict[str, nn.Module] = {}
-
-    def sparse() -> Tensor:
-        if not parts:
-            parts["packed"] = SearchedTwoOfFour(layer)
-        return parts["packed"](x)
-
-    with torch.no_grad():
-        found = timed(options, {"fp16 dense": lambda: layer(x), "fp16 2:4, searched": sparse}, 0.3)
-    return {"convolution": f"{inputs} to {outputs} at {pixels}x{pixels}", "batch": 32, **found}
 
 
 def two_of_four(weight: Tensor) -> Tensor:

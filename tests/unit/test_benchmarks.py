@@ -164,7 +164,7 @@ def test_tables_of_timings(benchmark: Any, tmp_path: Path, monkeypatch: pytest.M
     text = tables.engines()
     assert "| ResNet50 | 0.9 | 1 | 200 (180–220) | – | 50 (45–55) | 30 (27–33) | 20 (18–22) | 1.50 |" in text
     assert "Measured on: Chip, without AMX, 2 threads; torch 2." in text
-    times = {"fp16 dense": [1, 90, 1], "fp16 dense, channels first": [1, 80, 1], "fp16 2:4, searched": [1, 40, 1]}
+    times = {"fp16 dense": [1, 90, 1], "fp16 dense, channels first": [1, 80, 1], "fp16 2:4": [1, 40, 1]}
     product = {"outputs": 8, "inputs": 4, "positions": 1024, "microseconds": times, "errors": {}}
     networks = [
         timing("torch", "dense", 0.2),
@@ -174,7 +174,7 @@ def test_tables_of_timings(benchmark: Any, tmp_path: Path, monkeypatch: pytest.M
     found = {"environment": {**machine, "device": "GPU"}, "products": {"rows": [product]}, "chains": {"error": "no"}}
     found |= {"vit": {"network": networks}, "resnet": {"error": "stopped"}, "wide": {}}
     (tmp_path / "kernels.json").write_text(json.dumps(found))
-    assert "| 8 x 4 | 1,024 | 90 | – | – | 80 / 40 (2.00) | – | – |" in tables.kernels()
+    assert "| 8 x 4 | 1,024 | 90 | – | 40 | 80 / 40 (2.00) | – | – |" in tables.kernels()
     assert "| ViT-B | 1 | eager | 200 (180–220) | 400 (360–440) | 100 (90–110) | 2.00 |" in tables.networks()
     assert tables.chains().count("\n| ") == 1  # titles and the line below them only
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from ..data.preparation import prepare
+from ..data.preparation import Prepared, prepare
 from ..errors import InputError
 from ..graph import Graph
 from ..graph.operators import Family, is_attention, operator_of, softmax_of
@@ -48,19 +49,28 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
         >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
         torch.Size([2, 4, 6])
     """
-    batch = image if image.ndim == 4 else image[None]
-    if batch.ndim != 4 or len(batch) != 1:
-        raise InputError(f"the image has shape {tuple(image.shape)}; expected one: channels x height x width")
-    prepared = prepare(model, batch, None, seed=0)
-    attentions = [node for node in prepared.graph.nodes if is_attention(node)]
-    if not attentions:
-        raise InputError(f"{type(model).__name__} has no attention; expected a vision transformer")
-    inputs = prepared.samples.rows(0, 1)
-    weights = _attention_weights(prepared.graph, attentions[-1], inputs)
-    tokens = weights.shape[-1]
-    rows, columns = _patch_grid(prepared.graph, tokens, (int(batch.shape[2]), int(batch.shape[3])))
-    patches = weights[:, 0, tokens - rows * columns :]
-    return patches.reshape(-1, rows, columns).cpu()
+    (found,) = attention_of(model, [image])
+    return found
+
+
+def attention_of(model: nn.Module, images: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The maps of several images of one size. The model is captured once."""
+    prepared: Prepared | None = None
+    for image in images:
+        batch = image if image.ndim == 4 else image[None]
+        if batch.ndim != 4 or len(batch) != 1:
+            raise InputError(f"the image has shape {tuple(image.shape)}; expected one: channels x height x width")
+        if prepared is None:
+            prepared = prepare(model, batch, None, seed=0)
+        (example,) = prepared.samples.rows(0, 1)
+        attentions = [node for node in prepared.graph.nodes if is_attention(node)]
+        if not attentions:
+            raise InputError(f"{type(model).__name__} has no attention; expected a vision transformer")
+        weights = _attention_weights(prepared.graph, attentions[-1], [batch.to(example)])
+        tokens = weights.shape[-1]
+        rows, columns = _patch_grid(prepared.graph, tokens, (int(batch.shape[2]), int(batch.shape[3])))
+        patches = weights[:, 0, tokens - rows * columns :]
+        yield patches.reshape(-1, rows, columns).cpu()
 
 
 def _attention_weights(graph: Graph, attention: Node, inputs: list[Any]) -> Tensor:

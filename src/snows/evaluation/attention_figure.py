@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .attention import attention_map
+from .attention import attention_of
 
 _INCHES = 2.0  # of one picture
 _DOTS = 110  # for each inch
@@ -17,7 +17,7 @@ _DOTS = 110  # for each inch
 
 def attention_maps(networks: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[Tensor]]:
     """For each network and image the mean over heads of the class token's attention: rows x columns of patches."""
-    return {name: [attention_map(network, image).mean(0) for image in images] for name, network in networks.items()}
+    return {name: [found.mean(0) for found in attention_of(network, images)] for name, network in networks.items()}
 
 
 def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:

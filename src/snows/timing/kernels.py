@@ -29,10 +29,7 @@ class Kernel:
 def kernels_of(device: torch.device) -> tuple[Kernel, ...]:
     """What torch has on this kind of device."""
     if device.type == "cuda":
-        return (
-            Kernel("2:4, cuSPARSELt", _semi_structured_refusal, _semi_structured),
-            Kernel("2:4, cuSPARSELt, searched", searched_refusal, SearchedTwoOfFour),
-        )
+        return (Kernel("2:4, cuSPARSELt", _semi_structured_refusal, _semi_structured),)
     if device.type == "cpu":
         return (Kernel("CSR, MKL", csr_refusal, csr),)
     return ()
@@ -57,51 +54,6 @@ def _pointwise_refusal(module: nn.Module) -> str | None:
     if set(module.stride) != {1} or set(module.padding) != {0}:
         return "a 1x1 convolution with stride or padding is no plain product of matrices"
     return None
-
-
-def searched_refusal(module: nn.Module) -> str | None:
-    """As torch's own 2:4 layers, and convolutions of 1x1."""
-    refusal = _pointwise_refusal(module)
-    if refusal is not None:
-        return refusal
-    weight = module.get_parameter("weight").detach().flatten(1)
-    flat = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    flat.weight = nn.Parameter(weight, requires_grad=False)
-    return semi_structured_refusal(flat, "weight", weight.dtype)
-
-
-class SearchedTwoOfFour(nn.Module):
-    """The same product as torch's 2:4 layers, without its two costs: the operand is read and the result is written in
-    the layout of the network, and the algorithm is searched for each number of positions, once."""
-
-    _MULTIPLE = 16  # of positions
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        weight = module.get_parameter("weight").detach()
-        self.packed = torch._cslt_compress(weight.flatten(1).contiguous())
-        bias = module._parameters.get("bias")
-        self.bias = None if bias is None else bias.detach()
-        self.outputs, self.is_convolution = weight.shape[0], weight.ndim > 2
-        self.algorithms: dict[int, int] = {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.permute(0, 2, 3, 1) if self.is_convolution else x
-        y = self.product(rows.reshape(-1, rows.shape[-1])).reshape(*rows.shape[:-1], self.outputs)
-        return y.permute(0, 3, 1, 2) if self.is_convolution else y
-
-    def product(self, x: Tensor) -> Tensor:
-        """positions x inputs -> positions x outputs."""
-        count = x.shape[0]
-        if left := -count % self._MULTIPLE:
-            x = nn.functional.pad(x, (0, 0, 0, left))
-        operand = x.t()
-        if count not in self.algorithms:
-            found = torch._cslt_sparse_mm_search(self.packed, operand, self.bias, transpose_result=True)
-            self.algorithms[count] = int(found)
-        algorithm = self.algorithms[count]
-        y = torch._cslt_sparse_mm(self.packed, operand, self.bias, transpose_result=True, alg_id=algorithm)
-        return y[:count]
 
 
 def csr_refusal(module: nn.Module) -> str | None:
