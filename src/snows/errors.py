@@ -25,6 +25,14 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Python, torch on a GPU, torch on a CPU and the operating system each say it in their own way."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch is not imported here
+        return True
+    words = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory")
+    return isinstance(error, RuntimeError | OSError) and any(word in str(error) for word in words)
+
+
 class _Message(Exception):  # noqa: N818  # errors and warnings are made of it
     """A message for a terminal."""
 

@@ -23,7 +23,7 @@ from .data.permuting import permuted
 from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
-from .devices.memory import Memory, memory_limits
+from .devices.memory import Memory, memory_limits, one_out_of_memory
 from .devices.phases import Phases
 from .errors import SnowsWarning
 from .events import (
@@ -59,6 +59,7 @@ from .solve.effects import effects
 from .solve.estimate import Estimate
 from .solve.footprint import micro_batch_size
 from .solve.layer import SolvedLayer, Turn, contiguous
+from .solve.limits import Limits
 from .solve.problem import LayerProblem
 from .solve.settings import Settings, resolve
 from .version import __version__
@@ -104,7 +105,7 @@ def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
         for listener in listeners:
             listener(event)
 
-    with ONE_AT_A_TIME, own_surroundings(task.device, notify):
+    with ONE_AT_A_TIME, own_surroundings(task.device, notify), one_out_of_memory():
         yield Run(task, events, notify)
 
 
@@ -136,7 +137,7 @@ class Run:
             announce_time(self._estimate, rows, self.held_out.count, task.recipe.effort, self.notify)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
-        self._current = dict(self.graph.parameters)
+        self._current, self._limits = dict(self.graph.parameters), Limits(self._prepared.dtypes)
         self._before_last_stage: dict[str, Tensor] = {}
         self._steps_plan, self._new_masks = self._plan, True
         self._sweep = self._index = 0
@@ -197,12 +198,12 @@ class Run:
         while solved is None:
             began = time.perf_counter()
             # What filled the memory is freed when this block is left.
-            with self.phases(_SOLVING), suppress(torch.OutOfMemoryError):
+            with self.phases(_SOLVING), suppress(torch.OutOfMemoryError), one_out_of_memory():
                 solved = step(self, group)
             if solved is None:
                 self._activations.use_smaller_pieces(group[0].layer.name)
         report = dataclasses.replace(solved.solve, seconds=time.perf_counter() - began)
-        solved = dataclasses.replace(solved, solve=report)
+        solved = self._limits.solved(dataclasses.replace(solved, solve=report), self._current)
         self.journal.record(self._sweep, self._index, solved)
         return solved
 
@@ -230,7 +231,7 @@ class Run:
         )
         self._before_last_stage = {name: self._current[name] for name in self._changed}
         with self.phases("last stage"):
-            changed, ended = stage.run(self._current, self.notify)
+            changed, ended = self._limits.distilled(*stage.run(self._current, self.notify))
         self._current.update(changed)
         self._changed |= changed.keys()
         self.notify(ended)

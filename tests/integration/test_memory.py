@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from snows.data.streams import Stream
 from snows.devices import offload
 from snows.devices.memory import Memory
 from snows.devices.working_memory import bytes_at_once
+from snows.masks.source import NetworkMasks
 from snows.solve import activations, cascade
 from snows.solve import layer as layer_solve
 from snows.solve.objective import Objective
@@ -122,13 +124,31 @@ def test_a_small_budget_takes_smaller_pieces(monkeypatch: pytest.MonkeyPatch) ->
     assert all(solve.loss <= solve.loss_masked for layer in result.report.layers for solve in layer.solves)
 
 
-def test_a_run_goes_on_with_smaller_pieces_after_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def fill_a_gpu() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def fill_a_cpu() -> None:
+    torch.empty(1 << 55)  # torch says this in a RuntimeError
+
+
+def fill_python() -> None:
+    bytearray(1 << 62)
+
+
+EVERY_MEMORY = pytest.mark.parametrize("fill", [fill_a_gpu, fill_a_cpu, fill_python])
+
+
+@EVERY_MEMORY
+def test_a_run_goes_on_with_smaller_pieces_after_memory_ran_out(
+    monkeypatch: pytest.MonkeyPatch, fill: Callable[[], None]
+) -> None:
     solve, sizes = cascade.solve_layer, []
 
     def crowded(problem: Any, *arguments: Any) -> Any:
         sizes.append(problem.sizes[0])
         if problem.sizes[0] > 10:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            fill()
         return solve(problem, *arguments)
 
     monkeypatch.setattr(cascade, "solve_layer", crowded)
@@ -145,16 +165,24 @@ def test_a_run_goes_on_with_smaller_pieces_after_memory_ran_out(monkeypatch: pyt
     }
 
 
-def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(cascade, "solve_layer", full)
+@EVERY_MEMORY
+def test_what_never_fits_is_an_error(monkeypatch: pytest.MonkeyPatch, fill: Callable[[], None]) -> None:
+    monkeypatch.setattr(cascade, "solve_layer", lambda *_: fill())
     with (
         pytest.warns(snows.SnowsWarning, match="going on with"),
         pytest.raises(torch.OutOfMemoryError, match=r"^2 does not fit .*, not even with single samples$"),
     ):
         run("mlp")
+
+
+@pytest.mark.parametrize("fill", [fill_a_cpu, fill_python])
+def test_memory_that_runs_out_elsewhere_is_one_kind_of_error(
+    monkeypatch: pytest.MonkeyPatch, fill: Callable[[], None]
+) -> None:
+    """While masks are chosen, for one."""
+    monkeypatch.setattr(NetworkMasks, "before_sweep", lambda *_: fill())
+    with pytest.raises(torch.OutOfMemoryError, match=r"^out of memory \(.*\); take fewer samples"):
+        run("mlp", mask="woodfisher")
 
 
 def test_mask_methods_work_within_the_budget() -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import snows
-from snows import ArgumentError, CaptureError, InputError
+from snows import ArgumentError, CaptureError, InputError, SnowsWarning
 from snows.data.preparation import ONE_AT_A_TIME
 
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
@@ -130,7 +131,7 @@ def test_arguments_of_a_wrong_type(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["settings.json", "layer"])
-def test_a_folder_in_place_of_a_resume_file(name: str, tmp_path: Any) -> None:
+def test_a_folder_in_place_of_a_resume_file(name: str, tmp_path: Path) -> None:
     prune(resume=tmp_path / "state")
     file = tmp_path / "state" / name if "." in name else min((tmp_path / "state" / "layers").iterdir())
     file.unlink()
@@ -178,6 +179,42 @@ def test_a_branch_on_the_batch_size_is_noticed() -> None:
     with pytest.raises(CaptureError, match=r"does not give the model's own outputs on .* samples"):
         prune(Branching().eval())
     assert prune(Branching().eval(), X[:8]).report.sparsity == 0.5  # never more than 8 at a time
+
+
+# Results that are not finite
+
+
+def near_the_limit_of_float16() -> nn.Module:
+    model = network().half()
+    with torch.no_grad():
+        model[0].weight.uniform_(2e4, 6e4, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+@pytest.mark.parametrize("mask", ["magnitude", "obc", "sparsegpt"])
+@pytest.mark.parametrize("solver", ["newton", None])
+def test_a_result_that_float16_cannot_hold_is_never_returned(mask: str, solver: Any, tmp_path: Path) -> None:
+    """Inputs are alike, so the kept weights of a row take over the sum of all."""
+    model, x = near_the_limit_of_float16(), torch.full((64, 8), 1e-4)
+    if mask == "magnitude" and solver is None:
+        result = prune(model, x, layers="0", mask=mask, solver=solver)
+    else:
+        with pytest.warns(SnowsWarning, match=r"^the new values of 0\.weight are not finite in the model's float16"):
+            result = prune(model, x, layers="0", mask=mask, solver=solver, resume=tmp_path / "state")
+        again = prune(model, x, layers="0", mask=mask, solver=solver, resume=tmp_path / "state")
+        assert torch.equal(weights(again), weights(result))
+    assert weights(result).isfinite().all()
+    assert torch.equal(result.model[0].weight, model[0].weight * result.masks["0.weight"])
+    result.save(tmp_path / "out")
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    result = prune()
+    with torch.no_grad():
+        result.model[4].bias[1] = torch.inf
+    with pytest.raises(InputError, match=r"^the model's weights contain NaN or infinity \(in 4\.bias\)"):
+        result.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # What is pruned as any other

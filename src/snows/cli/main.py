@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 
 from ..devices.allocation import keep_freed_memory
-from ..errors import ArgumentError, SnowsError, SnowsWarning, one_line, printable
+from ..errors import ArgumentError, SnowsError, SnowsWarning, is_out_of_memory, one_line, printable
 from .commands import app
 from .interruption import STATUS, Interrupted
 
@@ -55,12 +55,10 @@ def _failure(error: Exception) -> tuple[str | None, int]:
         return str(error), 2 if isinstance(error, ArgumentError) else 1
     if isinstance(error, _UsageError):
         return f"{error.format_message()} (see `snows --help`)", 2
+    if is_out_of_memory(error):
+        return "out of memory; use fewer --samples or a shorter --horizon", 1
     if isinstance(error, OSError):  # a name that is too long, a folder that may not be read, a full disk …
         return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
-    if isinstance(error, MemoryError):
-        return "out of memory; use fewer --samples or a shorter --horizon", 1
-    if type(error).__name__ == "OutOfMemoryError":  # torch's; torch is not imported here
-        return "the device is out of memory; use fewer --samples or a shorter --horizon", 1
     return None, 1
 
 

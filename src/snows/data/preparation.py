@@ -58,6 +58,7 @@ class Prepared:
     samples    the calibration samples, shuffled
     device     where to work
     own_masks  masks that the model came with, by parameter name
+    dtypes     those of the caller's parameters, by name
     """
 
     model: nn.Module
@@ -65,6 +66,7 @@ class Prepared:
     samples: Samples
     device: torch.device
     own_masks: dict[str, OwnMask]
+    dtypes: dict[str, torch.dtype]
 
     def compare_at_sizes(self, largest: int) -> None:
         """Compare the graph with the model up to this batch size, where forward depends on it."""
@@ -158,14 +160,14 @@ def _prepare_once(
 def _prepare(
     model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
 ) -> Prepared:
-    work, own_masks = _working_copy(model, as_device(device))
+    work, own_masks, dtypes = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
     samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    return Prepared(work, graph, samples, first.device, own_masks)
+    return Prepared(work, graph, samples, first.device, own_masks, dtypes)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -186,8 +188,10 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return result
 
 
-def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Module, dict[str, OwnMask]]:
-    """A copy in eval mode, in float32 or float64, without gradients; and the masks it came with."""
+def _working_copy(
+    model: nn.Module, device: torch.device | None
+) -> tuple[nn.Module, dict[str, OwnMask], dict[str, torch.dtype]]:
+    """A copy in eval mode, in float32 or float64, without gradients; the masks it came with; the dtypes it had."""
     bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not p.detach().isfinite().all()]
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
@@ -200,13 +204,14 @@ def _working_copy(model: nn.Module, device: torch.device | None) -> tuple[nn.Mod
     work = _copy(model)
     _without_cache(work)
     masks = _own_masks(work)
+    dtypes = {name: parameter.dtype for name, parameter in work.named_parameters(remove_duplicate=False)}
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in work.parameters())
     work = move(work, device, torch.float32 if half else None).eval()
     for parameter in work.parameters():
         parameter.requires_grad_(False)
         if parameter.ndim == 4:  # the fastest layout for convolutions
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
-    return work, masks
+    return work, masks, dtypes
 
 
 def _without_cache(model: nn.Module) -> None:

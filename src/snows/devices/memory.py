@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, is_out_of_memory
 
 _CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
@@ -89,6 +91,18 @@ class Memory:
     def targets(self, live_bytes: int, samples: int) -> int:
         """Bytes for one layer's targets. Targets that do not fit are computed again in every pass."""
         return max(0, self.held - 2 * live_bytes * self.resident(live_bytes, samples))
+
+
+@contextmanager
+def one_out_of_memory() -> Iterator[None]:
+    """However memory runs out, it is a torch.OutOfMemoryError: torch has that for GPUs, and a RuntimeError for CPUs."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError) or not is_out_of_memory(error):
+            raise
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise torch.OutOfMemoryError(f"out of memory ({line}); take fewer samples or a shorter horizon") from error
 
 
 def memory_limits(device: torch.device, given: int | None = None) -> Memory:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..api import prune
 from ..data.preparation import as_device, capturing_once, prepare
 from ..data.samples import read_samples
-from ..devices.memory import as_bytes
+from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
 from ..listeners.base import Progress
@@ -175,9 +175,11 @@ class _Task:
             result = prune(
                 self.model, self.data, cell.pattern, mask=cell.method, solver=solver, progress=describe, **self.options
             )
+            with one_out_of_memory():
+                figures = self.figures(result.model)
             return dataclasses.replace(
                 cell.row,
-                **self.figures(result.model),
+                **figures,
                 sparsity=result.report.sparsity,
                 network_sparsity=result.report.network_sparsity,
                 seconds=result.report.seconds,
@@ -185,7 +187,7 @@ class _Task:
             )
         except SnowsError as error:
             return dataclasses.replace(cell.row, error=" ".join(str(error).split()))
-        except (torch.OutOfMemoryError, MemoryError):
+        except torch.OutOfMemoryError:
             pass  # the memory is only freed outside this block
         torch.cuda.empty_cache()
         return dataclasses.replace(cell.row, error=_OUT_OF_MEMORY)

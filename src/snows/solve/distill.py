@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..data.samples import Samples
 from ..devices.cuda_graph import Replayed
-from ..devices.memory import Memory
+from ..devices.memory import Memory, one_out_of_memory
 from ..errors import SnowsWarning
 from ..events import Distilled, DistillStep, Listener, ignore
 from ..graph import Graph
@@ -67,7 +67,8 @@ class Distillation:
         pieces = max(_pieces(self.graph, batch, self.memory), math.ceil(batch / ending_soon(self.graph, device)))
         while True:
             try:
-                return self._train(parameters, pieces, batch // pieces, notify)
+                with one_out_of_memory():
+                    return self._train(parameters, pieces, batch // pieces, notify)
             except torch.OutOfMemoryError:
                 if pieces == batch:
                     raise

@@ -27,6 +27,9 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch, *words: str) 
     return int(ended.value.code or 0)
 
 
+OUT_OF_MEMORY = "out of memory; use fewer --samples or a shorter --horizon"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "sentence"),
     [
@@ -34,8 +37,14 @@ def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch, *words: str) 
         (snows.InputError("no layer"), 1, "no layer"),
         (OSError(28, "No space left", "out"), 1, "out: No space left"),
         (OSError("broken pipe"), 1, "broken pipe"),
-        (MemoryError(), 1, "out of memory; use fewer --samples or a shorter --horizon"),
-        (torch.OutOfMemoryError("CUDA"), 1, "the device is out of memory; use fewer --samples or a shorter --horizon"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            1,
+            "out of memory; use fewer --samples or a shorter --horizon",
+        ),
+        (OSError(12, "Cannot allocate memory"), 1, OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("CUDA"), 1, OUT_OF_MEMORY),
     ],
 )
 def test_expected_failures(

@@ -133,7 +133,7 @@ def test_network_methods_see_the_weights_of_the_moment() -> None:
 
 def test_words_objects_and_tensors_as_masks() -> None:
     prepared = Prepared(
-        captured("mlp")[0], MLP, read_samples(example("mlp", 8), captured("mlp")[0], False), torch.device("cpu"), {}
+        captured("mlp")[0], MLP, read_samples(example("mlp", 8), captured("mlp")[0], False), torch.device("cpu"), {}, {}
     )
     rules = PatternRules.parse("2:4")
     assert read_mask("magnitude", rules, prepared) == (None, Magnitude())
