@@ -79,6 +79,7 @@ class Killing:
         Moments go by the layers that are kept: how fast a busy machine gets there is another matter.
         """
         before = self._kept(state)
+        waiting = waiting if before < self.layers else 0
         layers = before + self.chance.randint(0, (self.layers - before - 1) // waiting) if waiting else self.layers
         while process.poll() is None and self._kept(state) < layers:
             time.sleep(0.02)
