@@ -32,11 +32,9 @@ def effort() -> str:
             str(row["images"]),
             seconds(row["cpu_seconds"]),
             seconds(row["seconds"]),
-            *(
-                [f"{row['dense']:.2f}", f"**{row['pruned']:.2f}**", f"{row['drop']:.2f} ± {row['drop_interval']:.2f}"]
-                if "pruned" in row
-                else ["–"] * 3
-            ),
+            f"{row['dense']:.2f}" if "dense" in row else "–",
+            f"**{row['pruned']:.2f}**" if "pruned" in row else "–",
+            f"{row['drop']:.2f} ± {row['drop_interval']:.2f}" if "drop" in row else "–",
             machine(row),
         ]
         for row in read("laptop-effort")["rows"]

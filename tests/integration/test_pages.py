@@ -75,13 +75,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of the pages are as short as may be; other tests see to what the default is worth."""
     from snows import recipe
 
-    short = {name: chosen.replace(sweeps=1, mask_steps=1, cg_steps=2) for name, chosen in recipe.EFFORTS.items()}
+    shortest = {"horizon": 0, "sweeps": 1, "mask_steps": 1}
+    short = {name: chosen.replace(**shortest) for name, chosen in recipe.EFFORTS.items()}
     monkeypatch.setattr(recipe, "EFFORTS", short)
 
 
 @pytest.mark.parametrize("block", RUN, ids=str)
 def test_marked_console_blocks_run(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    block: Block, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for line in block.text.splitlines():
