@@ -167,13 +167,13 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
         return None
     if isinstance(given, str):
         names: tuple[str, ...] = (given,)
-    elif isinstance(given, Iterable):
+    elif isinstance(given, Iterable) and not isinstance(given, Tensor):
         names = tuple(sorted(given, key=str)) if isinstance(given, Set) else tuple(given)
     else:
         names = (given,)
-    wrong = next((name for name in names if not isinstance(name, str)), None)
-    if wrong is not None:
-        raise ArgumentError(f"{argument} is {given!r}; expected names or globs of layers, which are strings")
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise ArgumentError(f"{argument} has a {type(wrong[0]).__name__}; expected names or globs of layers")
     globs = tuple(part.strip() for name in names for part in name.split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")
