@@ -13,6 +13,7 @@ from .attention import attention_of
 
 _INCHES = 2.0  # of one picture
 _DOTS = 110  # for each inch
+_SHOWN = 0.97  # share of the patches within the range of colors
 
 
 def attention_maps(networks: Mapping[str, nn.Module], images: Tensor) -> dict[str, list[Tensor]]:
@@ -35,7 +36,7 @@ def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:
     axes = figure.subplots(len(images), columns, squeeze=False)
     for row, image in enumerate(images):
         axes[row, 0].imshow(_pixels(image).numpy(), cmap="gray")
-        highest = max(float(found[row].max()) for found in maps.values())
+        highest = _brightest([found[row] for found in maps.values()])
         for column, found in enumerate(maps.values(), start=1):
             axes[row, column].imshow(found[row].numpy(), cmap="viridis", vmin=0, vmax=highest, interpolation="bilinear")
     for place, name in enumerate(["image", *maps]):
@@ -46,6 +47,11 @@ def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:
         figure.savefig(path, dpi=_DOTS)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _brightest(maps: list[Tensor]) -> float:
+    """What is drawn brightest. A few patches that a network always looks at, such as corners, may lie above it."""
+    return max(float(found.float().quantile(_SHOWN)) for found in maps)
 
 
 def _pixels(image: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import snows
-from snows.evaluation.attention_figure import _pixels, attention_maps, draw
+from snows.evaluation.attention_figure import _brightest, _pixels, attention_maps, draw
 from tests.transformers import Vision, build, images
 
 
@@ -34,6 +34,14 @@ def test_every_image_is_a_row_and_every_network_a_column(tmp_path: Path) -> None
     middle = {(row, column): picture[110 + 220 * row, 110 + 220 * column] for row in (0, 1) for column in (1, 2)}
     assert np.abs(middle[0, 1] - middle[1, 2]).max() <= 2
     assert middle[0, 1].sum() > middle[0, 2].sum() + 100
+
+
+def test_a_few_bright_patches_do_not_hide_the_others() -> None:
+    plain = torch.linspace(0, 0.01, 196).view(14, 14)
+    corners = plain.clone()
+    corners[0, 0] = corners[13, 13] = 0.5
+    assert _brightest([corners]) < 0.011
+    assert _brightest([plain, 2 * plain]) == pytest.approx(0.02, rel=0.05)
 
 
 def test_images_of_any_normalization_and_number_of_channels_are_shown() -> None:
