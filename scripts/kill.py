@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
-STATUSES = {signal.SIGTERM: -signal.SIGTERM, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
+INTERRUPTED = 130  # the exit status of our own words; before they are loaded, Python ends itself by the signal
 KILLS_OF_A_RUN = 8  # after which it may end
 LONGEST = 300  # seconds that a process may take, or need to stop
 COMPARED = ("model.safetensors", "masks.safetensors")
@@ -60,9 +60,9 @@ class Killing:
         """Kill a run so often, let it end, and compare."""
         state, out = f"state{self.runs}", f"out{self.runs}"
         self.runs += 1
-        for _ in range(kills):
+        for number in range(kills):
             process = self._start(out, state)
-            moment = self._moment(process, state)
+            moment = self._moment(process, state, max(0, kills // 2 - number))
             if process.poll() is not None:
                 break  # it was quicker than expected
             self._kill(process, state, moment)
@@ -73,22 +73,21 @@ class Killing:
         elif self._digest(out) != self.expected:
             self.problems.append(f"run {self.runs} ended with other bits")
 
-    def _moment(self, process: subprocess.Popen[bytes], state: str) -> str:
-        """Wait for the moment of a kill: anywhere in the cascade, or in the last stage.
+    def _moment(self, process: subprocess.Popen[bytes], state: str, waiting: int) -> str:
+        """Wait for the moment of a kill: in the cascade, of which `waiting` kills have a share, or in the last stage.
 
         Moments go by the layers that are kept: how fast a busy machine gets there is another matter.
         """
         before = self._kept(state)
-        last = before == self.layers or self.chance.random() < 0.5
-        layers = self.layers if last else self.chance.randint(before, self.layers - 1)
+        waiting = waiting if before < self.layers else 0
+        layers = before + self.chance.randint(0, (self.layers - before - 1) // waiting) if waiting else self.layers
         while process.poll() is None and self._kept(state) < layers:
             time.sleep(0.02)
-        if before == self.layers:
-            _wait(process, self.chance.uniform(0, 0.95) * self.last_stage)
-        elif last:
-            _wait(process, self.chance.uniform(0, 0.6) * self.last_stage)
-        else:
+        if waiting:
             _wait(process, self.chance.uniform(0, 2) * self.seconds / self.layers)
+        else:
+            share = self.chance.uniform(*((0.3, 0.95) if before == self.layers else (0, 0.6)))
+            _wait(process, share * self.last_stage)
         return "last stage" if self._kept(state) == self.layers else "cascade"
 
     def _kill(self, process: subprocess.Popen[bytes], state: str, moment: str) -> None:
@@ -102,7 +101,7 @@ class Killing:
             self.problems.append(f"{how.name} in the {moment} did not end the process within {LONGEST} s")
             return
         self.kills[how.name, "before the first layer" if not self._kept(state) else moment] += 1
-        if status not in (0, STATUSES[how]):  # 0: it had just ended
+        if status not in (0, -how, INTERRUPTED if how is signal.SIGINT else 0):  # 0: it had just ended
             self.problems.append(f"{how.name} in the {moment} ended the process with status {status}")
 
     def _start(self, out: str, state: str) -> subprocess.Popen[bytes]:

@@ -104,6 +104,8 @@ def prune(
         raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
     if labels not in ("model", "given"):
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+    if not isinstance(permute, bool):
+        raise ArgumentError(f"permute is {permute!r}; expected True or False")
     check_seed(seed)
     chosen = as_recipe(recipe, effort)
     task = Task(

@@ -165,16 +165,15 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
     """Names, globs and roles as a tuple. Sets are sorted, since they have no order. A file of `snows bench` is read."""
     if given is None:
         return None
-    if isinstance(given, str):
-        names: tuple[str, ...] = (given,)
-    elif isinstance(given, Iterable):
-        names = tuple(sorted(given, key=str)) if isinstance(given, Set) else tuple(given)
-    else:
-        names = (given,)
-    wrong = next((name for name in names if not isinstance(name, str)), None)
-    if wrong is not None:
-        raise ArgumentError(f"{argument} is {given!r}; expected names or globs of layers, which are strings")
-    globs = tuple(part.strip() for name in names for part in name.split(",") if part.strip())
+    names: tuple[object, ...] = (given,)
+    if isinstance(given, Set):
+        names = tuple(sorted(given, key=str))  # sets have no order
+    elif isinstance(given, Iterable) and not isinstance(given, str | Tensor):
+        names = tuple(given)
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise ArgumentError(f"{argument} has a {type(wrong[0]).__name__}; expected names or globs of layers")
+    globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")
     return tuple(name for glob in globs for name in (read_layer_list(glob) if glob.endswith(SUFFIX) else (glob,)))

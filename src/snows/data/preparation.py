@@ -82,7 +82,7 @@ class Prepared:
 def as_device(device: torch.device | str | None) -> torch.device | None:
     try:
         known = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError, OverflowError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
     if known is not None and known.type == "meta":
         raise ArgumentError("the device meta holds no values; expected 'cpu', 'cuda', 'mps' …")

@@ -29,6 +29,9 @@ def require_running(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     except Exception as error:  # the user's forward may raise anything
         shapes = [tuple(tensor.shape) for tensor in tensors((args, kwargs))]
         raise InputError(f"{name} does not run on the data (inputs of shape {shapes}): {first_line(error)}") from error
+    sparse = next((output.layout for output in outputs if output.layout != torch.strided), None)
+    if sparse is not None:
+        raise InputError(f"{name} gives a sparse output ({sparse}); expected dense ones, such as those of to_dense()")
     _require_finite(name, outputs)
 
 

@@ -247,6 +247,11 @@ def test_outputs_that_are_not_finite_are_said_so(value: float, sample: int) -> N
         capture(Forward(lambda fc, x: fc(x) + x).eval(), (x,), {})
 
 
+def test_sparse_outputs_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^Forward gives a sparse output \(torch\.sparse_coo\)"):
+        captured_forward(lambda fc, x: fc(x).to_sparse())
+
+
 BRANCHES: dict[str, tuple[Callable[[Tensor], bool], bool]] = {  # and whether the branch is taken below 10 samples
     "x.shape[0]": (lambda x: x.shape[0] < 10, True),
     "len(x)": (lambda x: len(x) < 10, True),
