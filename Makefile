@@ -30,7 +30,7 @@ docs: $(INSTALLED)  ## make the site: build/docs/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "open build/docs/index.html"
 
-docs-table: $(INSTALLED)  ## write the README's tables from benchmarks/results
+docs-table: $(INSTALLED)  ## write the tables of README and docs from benchmarks/results
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/laptop_tables.py
 

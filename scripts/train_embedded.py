@@ -1,6 +1,6 @@
 """Trains the embedded default: a ResNet20 on Fashion-MNIST, and packs the subset of images that ships with it.
 
-    python scripts/train_embedded.py --data /usr/share/datasets/fashion-mnist --out src/snows/embedded
+    python scripts/train_embedded.py --data /usr/share/datasets/fashion-mnist --out src/snows/data/embedded
 
 The four idx files of Fashion-MNIST (MIT licence, Zalando SE) are Debian's package `dataset-fashion-mnist`.
 Test images never decide anything: the last epoch's weights are the ones that are kept.
@@ -88,7 +88,7 @@ def train(x: Tensor, y: Tensor, epochs: int, batch: int, rate: float) -> ResNet2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("/usr/share/datasets/fashion-mnist"))
-    parser.add_argument("--out", type=Path, default=Path("src/snows/embedded"))
+    parser.add_argument("--out", type=Path, default=Path("src/snows/data/embedded"))
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rate", type=float, default=0.2)

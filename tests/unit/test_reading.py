@@ -140,6 +140,7 @@ ELSEWHERE = {
     "data/weights.py": "it sorts the header of a file that it has just written",
     "data/embedded/__init__.py": "files of the package",
     "results/html.py": "a template of the package",
+    "results/summary.py": "a template of the package",
     "evaluation/charts.py": "a template of the package",
     "devices/memory.py": "files of the system",
     "devices/usage.py": "files of the system",

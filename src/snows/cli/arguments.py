@@ -132,8 +132,9 @@ EffortOption = Annotated[
     str | None,
     typer.Option(
         "--effort",
-        help="fast: minutes on a laptop with 128 to 256 samples; default; best: for a GPU and patience.",
-        show_default="default; fast for the embedded network",
+        help="fast: minutes on a laptop with 128 to 256 samples; default; best: for a GPU and patience. [default: fast "
+        "for the embedded network, else default]",
+        show_default=False,
     ),
 ]
 LabelsOption = Annotated[

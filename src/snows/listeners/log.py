@@ -7,16 +7,17 @@ import math
 import sys
 import threading
 
-from ..events import Counted, Event, LayerSolved, RunFinished, RunStarted, duration
+from ..events import Counted, DistillStep, Event, LayerSolved, RunFinished, RunStarted, duration
 from .base import BEGINNING, Progress, memory_text
 
 logger = logging.getLogger("snows")
 
 _LEAST_SECONDS = 1.0  # between two lines, so that a network of tiny layers does not flood the log
+_LEAST_SECONDS_OF_STEPS = 20.0  # the same in the last stage, which has hundreds of steps
 
 
 class LogLines(Progress):
-    """A line for every solved layer, epoch or step of other work, and at least one a minute.
+    """A line for every solved layer, epoch or step of other work, some for the last stage, and at least one a minute.
 
     Lines go to the logger `snows` at level INFO. If the program has configured logging, its handlers and levels decide
     where they appear. If it has not, they go to standard error as long as this listener is open.
@@ -71,7 +72,8 @@ class LogLines(Progress):
             self._write_unless_too_soon(event)
 
     def _write_unless_too_soon(self, event: Event | None = None) -> None:
-        if self.timeline.elapsed - self._last_line >= _LEAST_SECONDS:
+        least = _LEAST_SECONDS_OF_STEPS if isinstance(event, DistillStep) else _LEAST_SECONDS
+        if self.timeline.elapsed - self._last_line >= least:
             self._write(self._line(_outcome(event)))
 
     def _line(self, outcome: str = "") -> str:

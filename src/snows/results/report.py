@@ -99,7 +99,7 @@ class Report:
         network_weights: Number of weights of the whole model, biases and norms included.
         network_flops: Operations of the dense network for one sample.
         attention_flops: Of these, products of two activations.
-        seconds: The time that the call took.
+        seconds: How many the call took.
         recalled_solves: How many solves an earlier, interrupted call had finished. Their time is not in `seconds`.
         peak_memory_bytes: Of the accelerator; None on a CPU.
         expected_memory_bytes: The estimate of that peak before the run.

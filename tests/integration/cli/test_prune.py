@@ -26,7 +26,7 @@ def test_quiet_and_json(run: Snows, tmp_path: Path) -> None:
     outcome = run(*PRUNE, "--json", "--seed", 0)
     assert outcome.err == ""
     stored = json.loads((tmp_path / "out" / "report.json").read_text())
-    times = {"seconds", "source", "layers"}
+    times = {"seconds", "source", "layers", "phases"}
     assert {k: v for k, v in outcome.data.items() if k not in times} == {
         k: v for k, v in stored.items() if k not in times
     }

@@ -24,6 +24,7 @@ NOT_SOLVED = SolveReport(0, float("nan"), float("nan"), float("nan"), "masked", 
 @pytest.fixture
 def every_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     monkeypatch.setattr(log, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(log, "_LEAST_SECONDS_OF_STEPS", 0.0)
     monkeypatch.setattr("snows.listeners.base.memory_in_use", lambda: None)
     caplog.set_level(logging.INFO, "snows")
     return caplog
@@ -61,6 +62,17 @@ def test_quick_steps_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(1000):
             lines.advance()
     assert caplog.messages == ["training"]
+
+
+def test_steps_of_the_last_stage_share_a_line(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_LEAST_SECONDS", 0.0)
+    caplog.set_level(logging.INFO, "snows")
+    with LogLines("starting") as lines:
+        for step in range(1, 101):
+            lines(DistillStep(step, 100))
+    assert caplog.messages == ["starting"]
 
 
 def test_a_long_step_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:

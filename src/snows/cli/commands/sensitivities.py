@@ -16,7 +16,6 @@ from ..arguments import (
     DeviceOption,
     ExcludeOption,
     JsonOption,
-    LabelsOption,
     LayersOption,
     MemoryOption,
     ModelArgument,
@@ -34,6 +33,9 @@ _TriedOption = Annotated[
         help="Sparsities and N:M, with commas or by repeating the flag. [default: 0.3 to 0.95, 2:4 and 1:4]",
         show_default=False,
     ),
+]
+_LabelsOption = Annotated[
+    str, typer.Option("--labels", help="model, or given: the accuracy is measured, too, with the labels of the data.")
 ]
 _FileOption = Annotated[
     Path | None,
@@ -55,7 +57,7 @@ def sensitivity(
     layers: LayersOption = None,
     exclude: ExcludeOption = None,
     samples: SamplesOption = None,
-    labels: LabelsOption = "model",
+    labels: _LabelsOption = "model",
     out: _FileOption = None,
     memory: MemoryOption = None,
     device: DeviceOption = None,

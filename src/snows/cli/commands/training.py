@@ -11,7 +11,6 @@ import typer
 from ...errors import ArgumentError
 from ..app import app
 from ..arguments import (
-    CheckedModelOption,
     CompactOption,
     ConfigOption,
     DataOption,
@@ -39,6 +38,15 @@ RetrainedOption = Annotated[
 ]
 TrainedSamplesOption = Annotated[
     int | None, typer.Option("--samples", min=1, help="Training samples. [default: all]", show_default=False)
+]
+FilledModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        help="The model that was pruned, named as for `snows prune`. [default: the recorded one, unless that is code "
+        "of your own]",
+        show_default=False,
+    ),
 ]
 TeacherOption = Annotated[
     str | None,
@@ -92,7 +100,7 @@ def retrain(
     out: RetrainedOption,
     data: DataOption = None,
     samples: TrainedSamplesOption = None,
-    model: CheckedModelOption = None,
+    model: FilledModelOption = None,
     teacher: TeacherOption = None,
     teacher_weights: TeacherWeightsOption = None,
     held_out: HeldOutOption = "0.1",
