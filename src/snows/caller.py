@@ -18,6 +18,7 @@ import torch
 from .errors import SnowsWarning
 from .events import Listener, Warned
 
+_PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
 
 
@@ -34,12 +35,33 @@ def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[
     on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
     with (
         _warnings_as_events(notify),
+        _threads_that_exist(),
         torch.random.fork_rng(devices=[device] if on_gpu else []),
         cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         yield
+
+
+@contextmanager
+def _threads_that_exist() -> Iterator[None]:
+    """One, in a child of os.fork(): the threads of OpenMP stayed in its parent, and torch would wait for them."""
+    threads = torch.get_num_threads()
+    if os.getpid() == _PROCESS or threads == 1:
+        yield
+        return
+    warnings.warn(
+        f"this process was made by os.fork(), which copies no threads: one is used instead of {threads} (start it by "
+        "'spawn' to use all)",
+        SnowsWarning,
+        stacklevel=3,
+    )
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def free_in_children(lock: Any) -> None:

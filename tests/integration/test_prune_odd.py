@@ -276,7 +276,39 @@ def test_a_child_process_does_not_wait_for_a_thread_of_its_parent() -> None:
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
-    with ONE_AT_A_TIME:  # what the forking thread holds itself stays held
+
+
+FORK = """
+import os, sys, threading, torch, snows
+torch.set_num_threads(2)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).eval()
+x, inside, done = torch.randn(512, 64), threading.Event(), threading.Event()
+torch.randn(512, 512) @ torch.randn(512, 512) + torch.randn(512, 512).exp()  # OpenMP makes its threads
+
+def hold(event):
+    inside.set()
+    done.wait(60)
+
+thread = threading.Thread(target=lambda: snows.prune(model, x, "2:4", layers="0", progress=hold))
+thread.start()
+inside.wait(60)
+child = os.fork()
+if child == 0:
+    result = snows.prune(model, x, "2:4", layers="0", progress=False)
+    os._exit(5 if "os.fork()" in result.report.warnings[0] and torch.get_num_threads() == 2 else 6)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+done.set()
+thread.join()
+"""
+
+
+def test_a_child_process_prunes_while_a_thread_of_its_parent_does() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stdout == "5\n"
+
+
+def test_what_the_forking_thread_holds_stays_held() -> None:
+    with ONE_AT_A_TIME:
         child = os.fork()
         if child == 0:
             os._exit(0 if ONE_AT_A_TIME._is_owned() else 1)  # type: ignore[attr-defined]
