@@ -41,3 +41,8 @@ def save(folder: Path, network: nn.Module, samples: torch.Tensor, pattern: objec
     """A saved result of a quick run on all layers."""
     result = snows.prune(network, samples, pattern, layers="*", recipe=QUICK, progress=False)
     return result.save(folder)
+
+
+def file_names(folder: Path) -> list[str]:
+    """All files in a folder and its folders, by their path inside."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -133,8 +133,3 @@ def _refuse_existing(place: Path, force: bool) -> None:
     others = [str(path.relative_to(place)) for path in sorted(place.rglob("*")) if path.relative_to(place) not in known]
     if others:
         raise InputError(f"{place} holds more than an export ({', '.join(others[:3])}), which would be lost")
-
-
-def file_names(folder: Path) -> list[str]:
-    """All files in a folder and its folders, by their path inside."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from ..data.models import build_model, is_code
@@ -48,8 +47,3 @@ def _recorded(folder: Path) -> nn.Module:
             f"{folder} was made from {source}, and code that a folder names is not run; give the model if you trust it"
         )
     return build_model(source, pretrained=False)
-
-
-def parameter_dtype(model: nn.Module) -> torch.dtype:
-    """The type of the model's first parameter of floats."""
-    return next(p.dtype for p in model.parameters() if p.is_floating_point())

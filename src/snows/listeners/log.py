@@ -17,7 +17,7 @@ _LEAST_SECONDS_OF_STEPS = 20.0  # the same in the last stage, which has hundreds
 
 
 class LogLines(Progress):
-    """A line for every solved layer, epoch or step of other work, some for the last stage, and at least one a minute.
+    """A line for solved layers, epochs or steps of other work: one a second at most, and at least one a minute.
 
     Lines go to the logger `snows` at level INFO. If the program has configured logging, its handlers and levels decide
     where they appear. If it has not, they go to standard error as long as this listener is open.

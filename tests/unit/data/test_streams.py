@@ -245,7 +245,7 @@ def test_values_on_the_device_are_not_copied() -> None:
     stream = stream_of("mlp", Room(on_device=3))
     stream.advance(2)
     kept = [next(iter((values or {}).values())) for values in stream._values]
-    assert [next(iter(stream.read(i, stream[i]).values())).data_ptr() == v.data_ptr() for i, v in enumerate(kept)]
+    assert all(next(iter(stream.read(i, stream[i]).values())).data_ptr() == v.data_ptr() for i, v in enumerate(kept))
     assert next(iter(stream[0].values())).data_ptr() == kept[0].data_ptr()
 
 

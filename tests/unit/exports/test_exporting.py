@@ -15,9 +15,9 @@ from torch import nn
 
 import snows
 from snows.errors import InputError
-from snows.exports import checks, exporting, weight_files
+from snows.exports import checks, weight_files
 from snows.exports.formats import FORMATS
-from tests.exported import calibration, images, save
+from tests.exported import calibration, file_names, images, save
 from tests.saved import contents, strict
 
 RUN_HERE = [name for name in FORMATS if name not in ("coreml", "hf")]
@@ -34,7 +34,7 @@ def test_outputs_and_zeros_are_those_of_the_model(name: str, pruned: Path, tmp_p
     assert set(exported.differences) == {1, 2, 3}
     assert max(exported.differences.values()) < (1e-2 if name == "torch-2:4" else 1e-5)
     assert exported.removed == removed(pruned) > 1000
-    assert set(exporting.file_names(tmp_path / "out")) == {*exported.files, "export.json"}
+    assert set(file_names(tmp_path / "out")) == {*exported.files, "export.json"}
     for file, size in exported.files.items():
         assert size.bytes == (tmp_path / "out" / file).stat().st_size
         assert 0 < size.zipped < size.bytes
@@ -124,7 +124,7 @@ def test_only_exports_are_replaced_and_only_when_told(pruned: Path, tmp_path: Pa
     with pytest.raises(InputError, match="exists; choose another folder, or say that it may be replaced"):
         snows.export(pruned, "torch-export", images(), out=out)
     snows.export(pruned, "torch-export", images(), out=out, force=True)
-    assert exporting.file_names(out) == ["export.json", "model.pt2"]
+    assert file_names(out) == ["export.json", "model.pt2"]
     (out / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"holds more than an export \(notes.txt\), which would be lost"):
         snows.export(pruned, "safetensors", images(), out=out, force=True)

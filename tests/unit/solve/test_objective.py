@@ -244,11 +244,10 @@ def test_what_is_not_along_the_first_axis_is_not_narrowed() -> None:
     """Sizes that are read as numbers would not follow."""
     _, graph = captured("attention")
     layer = next(layer for layer in graph.layers if layer.parameter == "attention.out_proj.weight")
+    assert not graph.segment([layer], 3).batch_first
     given = problem("attention", "attention.out_proj.weight", 3, split=(3, 2))
-    if graph.segment([layer], 3).batch_first:
-        assert given.narrowed(1).sizes == (1, 1)
-    else:
-        assert given.narrowed(1) is given
+    assert given.narrowed(1) is given
+    assert problem("attention", "mlp.0.weight", 3, split=(3, 2)).narrowed(1).sizes == (1, 1)
 
 
 @pytest.mark.parametrize("shape", [(40, 4, 320, 400), (2000, 10_000), (7,)])
