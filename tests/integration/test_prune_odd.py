@@ -283,13 +283,13 @@ import os, sys, threading, torch, snows
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).eval()
 x, inside, done = torch.randn(512, 64), threading.Event(), threading.Event()
-torch.randn(512, 512) @ torch.randn(512, 512) + torch.randn(512, 512).exp()  # OpenMP makes its threads
 
 def hold(event):
     inside.set()
-    done.wait(60)
+    done.wait()
 
-thread = threading.Thread(target=lambda: snows.prune(model, x, "2:4", layers="0", progress=hold))
+snows.prune(model, x, "2:4", layers="0", progress=False)  # OpenMP makes its threads
+thread = threading.Thread(target=lambda: snows.prune(model, x, "2:4", layers="0", progress=hold), daemon=True)
 thread.start()
 inside.wait(60)
 child = os.fork()
