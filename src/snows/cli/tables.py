@@ -35,9 +35,10 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
     console = make_console()
     if report.evaluation:
         console.print(evaluation_table(report.evaluation, None))
+    layers = f"{len(report.layers)} layer{'' if len(report.layers) == 1 else 's'}"
     console.print(
-        f"{report.model} to {report.pattern}: {report.sparsity:.1%} of {len(report.layers)} layers removed, "
-        f"{report.network_sparsity:.1%} of the network; {report.samples} samples, {report.seconds:.1f} s",
+        f"{report.model} to {report.pattern}: {report.sparsity:.1%} of the weights of {layers} removed, "
+        f"{report.network_sparsity:.1%} of the network's; {report.samples} samples, {report.seconds:.1f} s",
     )
     if report.network_flops:
         console.print(f"  {flops_line(report.flops)}")

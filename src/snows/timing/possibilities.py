@@ -26,8 +26,6 @@ def never(module: nn.Module, weight: Tensor) -> tuple[str, ...]:
     found = []
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and weight.shape[1] == 1 and module.groups > 1:
         return ("a depthwise convolution has one input channel for each output, so that there is no sum to shorten",)
-    if weight[0, 0].numel() > 1:
-        found.append("torch has no sparse kernels for convolutions wider than 1x1")
     if weight.shape[1] < _FEW_CHANNELS:
         found.append(f"with {weight.shape[1]} input channels, moving data takes longer than multiplying")
     if not is_two_of_four(weight):

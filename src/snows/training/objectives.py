@@ -16,6 +16,8 @@ from ..data.batches import Call
 from ..errors import InputError
 from ..evaluation.running import evaluating, scores, scores_of
 
+_OTHERWISE = "Other networks can be trained in a loop of your own, with masks frozen by snows.freeze"
+
 
 class Objective(ABC):
     """`measure` is the figure of the held-out samples by which the best epoch is chosen."""
@@ -69,7 +71,7 @@ class AgainstLabels(Objective):
         if outputs.ndim != 2:
             raise InputError(
                 f"the model returns a tensor of shape {tuple(outputs.shape)}; class scores (samples x classes) are "
-                "expected to train with labels; a teacher also takes the scores of tokens"
+                f"expected to train with labels; a teacher also takes the scores of tokens. {_OTHERWISE}"
             )
         self._classes = outputs.shape[1]
         self.check(call.labels, call.count)
@@ -99,7 +101,7 @@ class AgainstTeacher(Objective):
         if outputs.shape != expected.shape or outputs.ndim not in (2, 3):
             raise InputError(
                 f"the model returns {tuple(outputs.shape)} and the teacher {tuple(expected.shape)}; expected the same "
-                "scores of both, samples x classes or samples x tokens x vocabulary"
+                f"scores of both, samples x classes or samples x tokens x vocabulary. {_OTHERWISE}"
             )
         divergences = _divergences(outputs, expected)
         same = outputs.argmax(-1) == expected.argmax(-1)
