@@ -120,6 +120,8 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a folder that is a number": ({"resume": 5}, "^resume is 5; expected the path of a folder"),
     "a folder without a name": ({"resume": ""}, "^resume is ''; expected the path of a folder"),
     "permute in a word": ({"permute": "yes"}, "^permute is 'yes'; expected True or False"),
+    "a solver that is a tensor": ({"solver": torch.ones(2)}, "^solver is tensor"),
+    "labels that are a tensor": ({"labels": torch.ones(2)}, "^labels is tensor"),
     "the device meta": ({"device": "meta"}, "^the device meta holds no values"),
     "a device of a huge number": ({"device": 10**30}, "^device 10+ is not known"),
     "a device that is a list": ({"device": ["cpu"]}, r"^device \['cpu'\] is not known"),
