@@ -77,7 +77,7 @@ def odd_argument(case: Case) -> None:
         return  # the caller's own code
     if name == "resume" and isinstance(options[name], str | Path):
         options[name] = case.folder / "resume"  # a name is no odd value
-    model = options.pop("model", None) or case.fresh_model()
+    model = options.pop("model") if name == "model" else case.fresh_model()
     context: AbstractContextManager[Any] = torch.device("meta") if rng.random() < 0.1 else nullcontext()
     with context:
         _prune(case, model, options.pop("calibration", _samples(case)), **options)

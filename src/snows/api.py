@@ -100,9 +100,9 @@ def prune(
     """
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
-    if solver not in ("newton", None):
+    if solver is not None and not (isinstance(solver, str) and solver == "newton"):
         raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
-    if labels not in ("model", "given"):
+    if not (isinstance(labels, str) and labels in ("model", "given")):
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
     if not isinstance(permute, bool):
         raise ArgumentError(f"permute is {permute!r}; expected True or False")

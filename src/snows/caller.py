@@ -84,9 +84,10 @@ def _warnings_as_events(notify: Listener) -> Iterator[None]:
     filters, show_as_before = list(warnings.filters), warnings.showwarning
     filename, line, registry = _caller()
     times: Counter[str] = Counter()
+    process = os.getpid()
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
-        if not issubclass(category, SnowsWarning):
+        if not issubclass(category, SnowsWarning) or os.getpid() != process:  # of a child of os.fork(), not of this run
             show_as_before(message, category, *where, **options)
             return
         times[str(message)] += 1

@@ -120,6 +120,8 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a folder that is a number": ({"resume": 5}, "^resume is 5; expected the path of a folder"),
     "a folder without a name": ({"resume": ""}, "^resume is ''; expected the path of a folder"),
     "permute in a word": ({"permute": "yes"}, "^permute is 'yes'; expected True or False"),
+    "a solver that is a tensor": ({"solver": torch.ones(2)}, "^solver is tensor"),
+    "labels that are a tensor": ({"labels": torch.ones(2)}, "^labels is tensor"),
     "the device meta": ({"device": "meta"}, "^the device meta holds no values"),
     "a device of a huge number": ({"device": 10**30}, "^device 10+ is not known"),
     "a device that is a list": ({"device": ["cpu"]}, r"^device \['cpu'\] is not known"),
@@ -283,13 +285,13 @@ import os, sys, threading, torch, snows
 torch.set_num_threads(2)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).eval()
 x, inside, done = torch.randn(512, 64), threading.Event(), threading.Event()
-torch.randn(512, 512) @ torch.randn(512, 512) + torch.randn(512, 512).exp()  # OpenMP makes its threads
 
 def hold(event):
     inside.set()
-    done.wait(60)
+    done.wait()
 
-thread = threading.Thread(target=lambda: snows.prune(model, x, "2:4", layers="0", progress=hold))
+snows.prune(model, x, "2:4", layers="0", progress=False)  # OpenMP makes its threads
+thread = threading.Thread(target=lambda: snows.prune(model, x, "2:4", layers="0", progress=hold), daemon=True)
 thread.start()
 inside.wait(60)
 child = os.fork()
