@@ -1,7 +1,11 @@
-"""Writes the tables of docs/effort.md from the results of laptop.py, wide.py and versions.py."""
+"""Writes the tables of docs/effort.md from the results of laptop.py, wide.py and versions.py. With --check: fails if
+they are not up to date.
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable
 
 from tables import HERE, RESULTS, TITLES, Row, filled, gibibytes, read, table
@@ -140,9 +144,22 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {  # which result it is of
 }
 
 
+def not_measured() -> str:
+    return "Not measured yet."
+
+
 def main() -> None:
-    measured = {key: make for key, (file, make) in TABLES.items() if (RESULTS / f"{file}.json").exists()}
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    tables = {
+        key: make if (RESULTS / f"{file}.json").exists() else not_measured for key, (file, make) in TABLES.items()
+    }
+    text = PAGE.read_text(encoding="utf-8")
+    new = filled(text, tables)
+    if options.check and new != text:
+        sys.exit(f"{PAGE.name} is not up to date: run `make docs-table`")
+    PAGE.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

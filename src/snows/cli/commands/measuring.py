@@ -158,7 +158,7 @@ def compare(
     config: ConfigOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Every mask to every pattern, each without and with SNOWS, in one table with time and memory.
+    """Prune with every mask to every pattern, without and with SNOWS; one table with time and memory.
 
     A network that cannot be made is a row with the reason, and the others go on.
     """
