@@ -12,7 +12,7 @@ from torch import nn
 from .data.preparation import as_device
 from .data.samples import check_seed
 from .devices.memory import as_bytes
-from .errors import ArgumentError
+from .errors import ArgumentError, shown
 from .events import Listener
 from .listeners.progress import listening
 from .patterns import PatternRules
@@ -101,11 +101,11 @@ def prune(
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
     if solver is not None and not (isinstance(solver, str) and solver == "newton"):
-        raise ArgumentError(f"solver is {solver!r}; expected 'newton', or None for the mask alone")
+        raise ArgumentError(f"solver is {shown(solver)}; expected 'newton', or None for the mask alone")
     if not (isinstance(labels, str) and labels in ("model", "given")):
-        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+        raise ArgumentError(f"labels is {shown(labels)}; expected 'model' or 'given'")
     if not isinstance(permute, bool):
-        raise ArgumentError(f"permute is {permute!r}; expected True or False")
+        raise ArgumentError(f"permute is {shown(permute)}; expected True or False")
     check_seed(seed)
     chosen = as_recipe(recipe, effort)
     task = Task(
@@ -144,4 +144,4 @@ def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> R
 def _as_folder(resume: str | Path | None) -> Path | None:
     if resume is None or (isinstance(resume, str | Path) and str(resume).strip()):
         return None if resume is None else Path(resume)
-    raise ArgumentError(f"resume is {resume!r}; expected the path of a folder")
+    raise ArgumentError(f"resume is {shown(resume)}; expected the path of a folder")

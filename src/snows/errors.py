@@ -25,6 +25,14 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def shown(value: object) -> str:
+    """An argument as an error message quotes it. Some tensors cannot be printed."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Python, torch on a GPU, torch on a CPU and the operating system each say it in their own way."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch is not imported here

@@ -378,3 +378,13 @@ def duration(seconds: float) -> str:
     if seconds < 90 * 60:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "layer"), counted(20, "layer")
+        ('1 layer', '20 layers')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -329,3 +329,13 @@ snows.prune(model, torch.randn(16, 8), "2:4", layers="0", progress={progress})
 assert random.getstate() == before
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_value_that_cannot_be_printed_is_named_by_its_kind() -> None:
+    class Unprintable:
+        def __repr__(self) -> str:
+            raise RuntimeError("no text for this")
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    with pytest.raises(snows.ArgumentError, match="solver is a Unprintable; expected 'newton'"):
+        snows.prune(model, torch.randn(40, 8), "2:4", solver=Unprintable())  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from ..events import counted
 from ..graph.flops import FlopCount
 from .tables import flops_line
 
@@ -21,7 +22,7 @@ def print_bench(found: Benchmark, console: Console) -> None:
     machine = found.machine
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     where = machine["cpu"] if machine["device"] == "cpu" else f"{machine['device']}; {machine['cpu']}"
-    console.print(f"{found.model} on {where}, {machine['threads']} threads; {found.dtype}; {versions}")
+    console.print(f"{found.model} on {where}, {counted(machine['threads'], 'thread')}; {found.dtype}; {versions}")
     if any(layer.timings for layer in found.layers):
         console.print(_layers(found))
     if found.network:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import one_line, printable
+from ..events import counted
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -35,7 +36,7 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
     console = make_console()
     if report.evaluation:
         console.print(evaluation_table(report.evaluation, None))
-    layers = f"{len(report.layers)} layer{'' if len(report.layers) == 1 else 's'}"
+    layers = counted(len(report.layers), "layer")
     console.print(
         f"{report.model} to {report.pattern}: {report.sparsity:.1%} of the weights of {layers} removed, "
         f"{report.network_sparsity:.1%} of the network's; {report.samples} samples, {report.seconds:.1f} s",
@@ -230,7 +231,9 @@ def print_verification(directory: Path, found: Verification, as_json: bool, quie
     for note in found.notes:
         say(f"note: {note}")
     if found.ok:
-        say(f"{directory} is as it was written: {found.files} files, {found.layers} pruned layers")
+        say(
+            f"{directory} is as it was written: {counted(found.files, 'file')}, {counted(found.layers, 'pruned layer')}"
+        )
 
 
 def make_console() -> Console:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
 from .attention import attention_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _INCHES = 2.0  # of one picture
 _DOTS = 110  # for each inch
@@ -21,18 +25,27 @@ def attention_maps(networks: Mapping[str, nn.Module], images: Tensor) -> dict[st
     return {name: [found.mean(0) for found in attention_of(network, images)] for name, network in networks.items()}
 
 
+def drawing_library() -> type[Figure]:
+    """The figures of matplotlib. Asked for before the maps are computed, so that its absence costs no time.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InputError("matplotlib is needed to draw; install it with: pip install 'snows[plot]'") from error
+    return Figure
+
+
 def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:
     """Write a PNG: one row for each image, which comes first. The maps of one image share their colors.
 
     Raises:
         InputError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError("matplotlib is needed to draw; install it with: pip install 'snows[plot]'") from error
     columns = 1 + len(maps)
-    figure = Figure(figsize=(_INCHES * columns, _INCHES * len(images)), layout="constrained")
+    figure = drawing_library()(figsize=(_INCHES * columns, _INCHES * len(images)), layout="constrained")
     axes = figure.subplots(len(images), columns, squeeze=False)
     for row, image in enumerate(images):
         axes[row, 0].imshow(_pixels(image).numpy(), cmap="gray")

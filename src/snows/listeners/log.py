@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 
-from ..events import Counted, DistillStep, Event, LayerSolved, RunFinished, RunStarted, duration
+from ..events import Counted, DistillStep, Event, LayerSolved, RunFinished, RunStarted, counted, duration
 from .base import BEGINNING, Progress, memory_text
 
 logger = logging.getLogger("snows")
@@ -64,8 +64,8 @@ class LogLines(Progress):
 
     def _changed(self, event: Event | None) -> None:
         if isinstance(event, RunStarted):
-            layers = "1 layer" if len(event.layers) == 1 else f"{len(event.layers)} layers"
-            self._write(f"{event}: {layers}, {event.samples} samples, on {event.device}")
+            layers, samples = counted(len(event.layers), "layer"), counted(event.samples, "sample")
+            self._write(f"{event}: {layers}, {samples}, on {event.device}")
         elif isinstance(event, RunFinished):
             self._write(f"finished in {duration(event.seconds)}")
         elif event is None or isinstance(event, LayerSolved | Counted):

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from ..events import counted
 from .advice import advice
 from .figures import figure, percent
 from .headline import Row, cards, rows, subtitle, title
@@ -27,7 +28,7 @@ _TEXTS = 3  # of these columns; the others are numbers
 def one_line(report: Data) -> str:
     """Such as "ResNet20 pruned to 2:4, 20 layers, 50.0 % removed"."""
     removed = f"{percent(report['sparsity'])} removed" if report["finished"] else "not finished"
-    return f"{title(report)}, {len(report['layers'])} layers, {removed}"
+    return f"{title(report)}, {counted(len(report['layers']), 'layer')}, {removed}"
 
 
 def as_text(report: Data) -> str:

@@ -49,12 +49,13 @@ def attention(
     from torch import Tensor
 
     from ...data.preparation import with_weights
-    from ...evaluation.attention_figure import attention_maps, draw
+    from ...evaluation.attention_figure import attention_maps, draw, drawing_library
     from ...results.storage import load, load_masks
     from ..tables import make_console
 
     if out.suffix != ".png":
         raise ArgumentError(f"--out is {out}; expected a file that ends in .png")
+    drawing_library()
     request = Request.read(model, data, weights, images, seed, config, device, quiet)
     dense, read = request.model_and_data()
     shown = read.samples(False)
