@@ -379,7 +379,7 @@ def test_the_command_from_end_to_end(run: Snows, tmp_path: Path, monkeypatch: py
     assert (tmp_path / "out" / "model.compact.safetensors").is_file()
     assert not (tmp_path / "out" / "model.safetensors").exists()
     status, out, err = process("verify", "out", "--model", "net.py:make")
-    assert (status, out, err) == (0, "out is as it was written: 6 files, 1 pruned layers\n", "")
+    assert (status, out, err) == (0, "out is as it was written: 6 files, 1 pruned layer\n", "")
 
     # replaced with --force only
     status, _, err = run(*prune, "--out", "out")

@@ -44,7 +44,7 @@ class Result:
         >>> {name: int(mask.sum()) for name, mask in result.masks.items()}
         {'0.weight': 32}
         >>> result
-        <Result: Sequential pruned to 2:4, 1 layers, 50.0 % removed; summary() tells more>
+        <Result: Sequential pruned to 2:4, 1 layer, 50.0 % removed; summary() tells more>
     """
 
     model: nn.Module
