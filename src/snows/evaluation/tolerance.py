@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..caller import own_surroundings
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME, prepare
 from ..data.samples import Samples
 from ..devices.memory import as_bytes, memory_limits
@@ -187,7 +187,7 @@ def sensitivity(
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
-    with ONE_AT_A_TIME, own_surroundings(None, lambda event: None):
+    with Stoppable(), ONE_AT_A_TIME, own_surroundings(None, lambda event: None):
         prepared = prepare(model, calibration, device, seed, labels == "given")
         graph = prepared.graph
         chosen = _layers_to_try(graph, tried, *names)
