@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.preparation import ONE_AT_A_TIME, as_device, move
+from ..caller import current_device
+from ..data.preparation import ONE_AT_A_TIME
 from ..data.samples import check_seed
+from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
@@ -110,7 +112,7 @@ def retrain(
     check_seed(seed)
     result = _as_result(pruned, model, trust)
     started = time.perf_counter()
-    with ONE_AT_A_TIME, listening(progress) as notify:
+    with ONE_AT_A_TIME, current_device(device_of(result.model, device)), listening(progress) as notify:
         network, home = _trainable(result, as_device(device))
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
