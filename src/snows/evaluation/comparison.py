@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
 from ..caller import Stoppable
-from ..data.preparation import as_device, capturing_once, prepare
+from ..data.preparation import capturing_once, prepare
 from ..data.samples import read_samples
+from ..devices.device import device_of
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
@@ -135,7 +136,7 @@ class _Task:
         """Everything that decides the rows, apart from masks and patterns."""
         with _without_warnings():
             samples = read_samples(self.data, self.model).count
-        device = as_device(self.options["device"]) or _device_of(self.model)
+        device = device_of(self.model, self.options["device"])
         on_cuda = device.type == "cuda" and torch.cuda.is_available()
         return {
             "model": type(self.model).__name__,
@@ -280,11 +281,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnowsWarning)
         yield
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> None:

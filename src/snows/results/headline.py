@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .figures import amount, duration, figure, measure_title, measured, memory, percent
+from .figures import amount, figure, measure_title, measured, memory, percent, time_taken
 
 Data = Mapping[str, Any]
 
@@ -29,7 +29,7 @@ def cards(report: Data) -> list[Card]:
     if report["seconds"]:
         peak = report["peak_memory_bytes"]
         note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
-        found.append(Card("Time", duration(report["seconds"]), note))
+        found.append(Card("Time", time_taken(report["seconds"]), note))
     return [card for card in found if card is not None]
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..caller import Stoppable
-from ..data.preparation import ONE_AT_A_TIME, as_device, move
+from ..caller import Stoppable, current_device
+from ..data.preparation import ONE_AT_A_TIME
 from ..data.samples import check_seed
+from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
@@ -115,7 +116,7 @@ def retrain(
     started = time.perf_counter()
     folder = None if resume is None else Path(resume)
     stoppable = Stoppable(partial(kept_epochs, folder, "resume=DIR", "call"))
-    with stoppable, ONE_AT_A_TIME, listening(progress) as notify:
+    with stoppable, ONE_AT_A_TIME, current_device(device_of(result.model, device)), listening(progress) as notify:
         network, home = _trainable(result, as_device(device))
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
