@@ -133,8 +133,7 @@ def prune(
 def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
     with listening(progress) as listener, open_run(task, listener) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
-        if task.readjusts:
-            run.distill()
+        run.distill()
         run.compare()
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}

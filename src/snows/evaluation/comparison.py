@@ -112,6 +112,8 @@ def compare(
     table = _open_table(task, cells, out)
     with capturing_once(model):
         task.check_fit([cell.pattern for cell in table.pending])
+        if table.folder is not None:
+            table.folder.require_writable()
         try:
             _fill(table, task, progress)
         except KeyboardInterrupt as stop:

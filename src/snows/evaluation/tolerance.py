@@ -194,6 +194,7 @@ def sensitivity(
         limits = memory_limits(prepared.device, as_bytes(memory))
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
+        prepared.compare_at_sizes(trials.at_once)
         bar = open_progress("measuring", len(chosen), shown=progress)
         with bar, working_within(limits.choosing):
             found = tuple(_measured(trial, tried, bar) for trial in trials)

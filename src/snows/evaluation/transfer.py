@@ -48,7 +48,9 @@ def linear_probe(
     """
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
-    prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
+    examples = max(train, test, key=len)[: max(batch, _EXAMPLES)]
+    prepared = prepare(model, examples, None, seed=0)
+    prepared.compare_at_sizes(min(batch, len(examples)))
     layer = _last_layer(prepared.graph, type(model).__name__)
     known, new = (_features(prepared, layer, part, batch) for part in (train, test))
     classes, targets = train_labels.cpu().unique(return_inverse=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.compact import pack_masks, pack_state
-from ..data.tensors import widened
+from ..data.tensors import spoilt
 from ..data.weights import write_tensors
 from ..errors import InputError
 from ..recipe import Recipe
@@ -116,7 +116,7 @@ class Result:
         (folder / MANIFEST).write_text(render_manifest(facts, versions), encoding="utf-8")
 
     def _write_weights(self, folder: Path, masks: Mapping[str, Tensor], compact: bool) -> None:
-        bad = [n for n, p in self.model.named_parameters() if not widened(p.detach()).isfinite().all()]
+        bad = spoilt(self.model)
         if bad:
             raise InputError(
                 f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}), so the result was changed "

@@ -25,7 +25,7 @@ def check_output(directory: Path, force: bool = False, resume: Path | None = Non
         os.path.realpath(folder) for folder in (resume, *resume.absolute().parents)
     ):
         raise InputError(
-            f"the result is to go to {directory}, where finished layers are kept ({resume}); choose another folder"
+            f"the result is to go to {directory}, where finished work is kept ({resume}); choose another folder"
         )
 
 

@@ -224,8 +224,9 @@ def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[n
 
 
 def _unwrapped(name: str) -> str:
-    for prefix in _WRAPPERS:
-        name = name.removeprefix(prefix)
+    while name.startswith(_WRAPPERS):  # in any order, as wrappers are wrapped
+        for prefix in _WRAPPERS:
+            name = name.removeprefix(prefix)
     return name
 
 

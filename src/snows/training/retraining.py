@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -188,12 +189,12 @@ class _Training:
 
     def _started(self, judging: Feed) -> Checkpoint:
         """Before the first epoch."""
-        ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), self._judged(judging))
+        ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), self._judged(judging, 0))
         self.notify(ended)
         weights = _copied(self.network)
         return Checkpoint(weights, {}, weights, (ended,))
 
-    def _judged(self, judging: Feed) -> dict[str, float]:
+    def _judged(self, judging: Feed, epoch: int) -> dict[str, float]:
         count = 0
 
         def counted() -> Iterator[Any]:
@@ -204,7 +205,17 @@ class _Training:
 
         figures = self.objective.judge(self.network, counted())
         self.held_out_samples = count
+        self._require_finite(figures, epoch)
         return figures
+
+    def _require_finite(self, figures: Mapping[str, float], epoch: int) -> None:
+        if all(math.isfinite(value) for value in figures.values()):
+            return
+        what = f"{type(self.network).__name__} gives NaN or infinity on the held-out samples"
+        if epoch == 0:
+            raise InputError(f"{what}; look at its weights, and at how the data is normalized")
+        rate = self.settings.lr_of(epoch)
+        raise InputError(f"{what} after epoch {epoch}; use a smaller learning rate than {rate:g}")
 
     def _epoch(self, epoch: int, state: Checkpoint, steps: Steps, training: Feed, judging: Feed) -> Checkpoint:
         lr = self.settings.lr_of(epoch)
@@ -214,7 +225,7 @@ class _Training:
             loss = self._trained(epoch, steps, training, generator, state.history[-1].held_out)
         if not loss < float("inf"):
             raise InputError(f"the training loss of epoch {epoch} is {loss}; use a smaller learning rate than {lr:g}")
-        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging))
+        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging, epoch))
         self.notify(ended)
         weights = _copied(self.network)
         history = (*state.history, ended)
