@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..caller import cpu_by_default, free_in_children
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
 from .samples import Samples, read_samples
@@ -84,7 +84,7 @@ def as_device(device: torch.device | str | None) -> torch.device | None:
     try:
         known = None if device is None else torch.device(device)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
+        raise ArgumentError(f"device {shown(device)} is not known; expected 'cpu', 'cuda', 'mps' …") from error
     if known is not None and known.type == "meta":
         raise ArgumentError("the device meta holds no values; expected 'cpu', 'cuda', 'mps' …")
     return known

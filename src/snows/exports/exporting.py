@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from ..data.samples import check_flag
 from ..errors import InputError
-from ..reading import entries, is_file, is_folder, look, read_json
+from ..reading import as_path, entries, is_file, is_folder, look, read_json
 from ..results.files import check_writable, mend, new_folder
 from ..results.manifest import MANIFEST
 from ..version import __version__
@@ -97,8 +99,9 @@ def export(
         (32, ['model.compact.safetensors', 'model.safetensors'])
     """
     form = find_format(to)
-    folder = Path(directory)
-    place = Path(out) if out is not None else folder.with_name(f"{folder.resolve().name}-{to.replace(':', 'of')}")
+    check_flag("force", force)
+    folder = as_path(directory, "directory")
+    place = _beside(folder, to) if out is None else as_path(out, "out")
     _refuse_existing(place, force)
     check_writable(place)
     saved = read_saved(folder, model)
@@ -115,6 +118,13 @@ def export(
         about = {"schema": _SCHEMA, "snows": __version__, "result_sha256": made_from, **exported.to_dict()}
         (unfinished / ABOUT).write_text(json.dumps(about, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return exported
+
+
+def _beside(folder: Path, to: str) -> Path:
+    """The folder that is written to by default."""
+    real = Path(os.path.realpath(folder))  # "." has no name
+    place = folder if folder.name == real.name else real
+    return place.parent / f"{real.name}-{to.replace(':', 'of')}"
 
 
 def _refuse_existing(place: Path, force: bool) -> None:

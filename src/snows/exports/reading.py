@@ -8,8 +8,10 @@ from pathlib import Path
 from torch import nn
 
 from ..data.models import build_model, is_code
+from ..data.usable import require_module
 from ..data.weights import fill, read_state, read_tensors
 from ..errors import InputError
+from ..reading import as_path, is_file, is_folder
 from ..results import probe
 from ..results.manifest import MASKS, PROBE, model_file, recorded_source
 from ..results.verification import verify
@@ -18,14 +20,16 @@ from .base import Saved
 
 def read_saved(directory: str | Path, model: nn.Module | None = None) -> Saved:
     """The result in a folder, if `snows.verify` finds nothing wrong with it. `model` is copied, not changed."""
-    folder = Path(directory)
-    if not folder.is_dir():
+    folder = as_path(directory, "directory")
+    if model is not None:
+        require_module(model, "model")
+    if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
     network = _recorded(folder) if model is None else copy.deepcopy(model)
     found = verify(folder, network)
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")
-    if not (folder / PROBE).exists():
+    if not is_file(folder / PROBE):
         raise InputError(f"{folder} stores no inputs to compare outputs on; prune again to get them")
     call, _ = probe.read(*read_tensors(folder / PROBE))
     file = model_file(folder)

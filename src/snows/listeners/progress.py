@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
+from .. import errors
 from ..errors import ArgumentError, as_line
 from ..events import Event, Listener
 from .base import BEGINNING, Progress, memory_text
@@ -135,7 +136,8 @@ def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator
         for each in given:
             if not callable(each) and not isinstance(each, bool):
                 raise ArgumentError(
-                    f"progress is {progress!r}; expected True, False, a callable that takes an event, or a list of them"
+                    f"progress is {errors.shown(progress)}; expected True, False, a callable that takes an event, or a "
+                    "list of them"
                 )
             listener = each if callable(each) else open_progress(shown=each)
             if hasattr(listener, "close"):

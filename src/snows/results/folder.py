@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.tensors import unusable
 from ..data.weights import read_state
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..masks.given import is_mask_file
 from ..reading import entries, is_file, is_folder, read_json
 from .files import check_writable, write_whole
@@ -117,11 +118,14 @@ def describe(value: Any) -> Any:
         return digest(value)
     if is_mask_file(value):
         return digest(read_state(Path(value)))
-    return list(value) if isinstance(value, list | tuple) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return list(value) if isinstance(value, list | tuple) else re.sub(r" at 0x[0-9a-fA-F]+", "", shown(value))
 
 
 def _feed(hasher: Any, value: Any) -> None:
     if isinstance(value, Tensor):
+        problem = unusable(value)
+        if problem is not None:
+            raise InputError(f"a tensor of the data is {problem}; expected dense tensors with values")
         hasher.update(f"{value.dtype} {tuple(value.shape)}".encode())
         hasher.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     elif isinstance(value, Mapping):

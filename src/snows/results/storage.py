@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..data.models import build_model, is_code
+from ..data.samples import check_flag
+from ..data.usable import require_module
 from ..data.weights import fill, read_state
 from ..errors import InputError
-from ..reading import entries, is_folder, look
+from ..reading import as_path, entries, is_folder, look
 from .files import check_writable, mend
 from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, read_manifest, recorded_source, require_unchanged
 
@@ -92,7 +94,10 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
         >>> int((loaded[0].weight == 0).sum())
         32
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
+    check_flag("trust", trust)
+    if model is not None:
+        require_module(model, "model")
     mend(folder)
     file = model_file(folder)
     require_unchanged(folder, [file.name, REPORT] if model is None else [file.name])
@@ -138,7 +143,7 @@ def load_masks(directory: str | Path) -> dict[str, Tensor]:
         >>> masks["0.weight"].equal(result.masks["0.weight"])
         True
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
     mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}; expected one that Result.save or snows prune --out wrote")

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from ..data.preparation import ONE_AT_A_TIME, as_device, move
 from ..data.samples import check_seed
+from ..data.usable import require_module
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
+from ..reading import as_path
 from ..results.folder import digest
 from ..results.reading import read_result
 from ..results.result import Result
@@ -105,18 +107,17 @@ def retrain(
         >>> better.report.retraining.after["kl"] < better.report.retraining.before["kl"]
         True
     """
-    settings = TrainingSettings(
-        epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, bool(flip), bool(amp)
-    )
+    settings = TrainingSettings(epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, flip, amp)
     check_seed(seed)
+    folder = None if resume is None else as_path(resume, "resume")
     result = _as_result(pruned, model, trust)
     started = time.perf_counter()
     with ONE_AT_A_TIME, listening(progress) as notify:
         network, home = _trainable(result, as_device(device))
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
-        identity = _identity(settings, network, teacher, training, judging, seed) if resume is not None else {}
-        checkpoints = Checkpoints(None if resume is None else Path(resume), identity)
+        identity = _identity(settings, network, teacher, training, judging, seed) if folder is not None else {}
+        checkpoints = Checkpoints(folder, identity)
         freeze(network, result.masks)
         run = _Training(network, settings, objective, training, judging, checkpoints, seed, notify)
         history, best, recalled = run.train()
@@ -309,8 +310,7 @@ def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
     if teacher is None:
         return AgainstLabels()
-    if not isinstance(teacher, nn.Module):
-        raise ArgumentError(f"teacher is a {type(teacher).__name__}; expected the dense network, an nn.Module")
+    require_module(teacher, "teacher")
     return AgainstTeacher(move(copy.deepcopy(teacher), device).eval().requires_grad_(False))
 
 

@@ -369,7 +369,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] =
     "label outside": (snows.InputError, "labels go from", pruned, {"data": (X, Y + 7)}),
     "label outside, trained": (snows.InputError, "labels go from 7", pruned, {"data": (X, Y + 7), "held_out": (X, Y)}),
     "crop": (snows.ArgumentError, "crop and flip are for images", pruned, {"crop": 4}),
-    "teacher": (snows.ArgumentError, "teacher is a str; expected the dense network", pruned, {"teacher": "resnet50"}),
+    "teacher": (snows.ArgumentError, "teacher is a str; expected an nn.Module", pruned, {"teacher": "resnet50"}),
     "other teacher": (snows.InputError, r"returns \(14, 3\) and the teacher \(14, 8\)", pruned, {"teacher": nn.ReLU()}),
     "half": (snows.InputError, "0.weight is in half", lambda: pruned(dense().half()), {}),
     "not finite": (
