@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..results.probe import difference
-from .base import Saved, Written, call_tensors, first_line
+from .base import Saved, Written, call_tensors
 
 BATCHES = (1, 2, 3)  # an export that froze its batch size fails at two of them
 

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from ...errors import ArgumentError
+from ...reading import look
 from ..app import app
 from ..arguments import CheckedModelOption, DebugOption, DeviceOption, JsonOption, QuietOption, SavedArgument
+from ..request import require_new_json
 from .deploying import named_model
 
 _BatchOption = Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")]
@@ -85,22 +87,18 @@ def bench(
 
 
 def _check_out(out: Path | None, force: bool) -> None:
-    """Before anything is timed: the file can be written, and nothing but other timings is replaced, if told so."""
+    """Before anything is timed: the file can be written. With `force` it may replace other timings, nothing else."""
     from ...data.layer_lists import is_layer_list
-    from ...reading import look
     from ...results.files import check_writable
 
-    if out is None:
-        if force:
-            raise ArgumentError("--force says that a file may be replaced; expected --out FILE with it")
-        return
-    if out.suffix != ".json" or not out.parent.is_dir():
-        raise ArgumentError(f"--out is {out}; expected a file that ends in .json, in a folder that exists")
-    if look(out) is not None and not force:
-        raise ArgumentError(f"{out} exists; choose another name, or say that it may be replaced (--force)")
-    if look(out) is not None and not is_layer_list(out):
+    if force and out is None:
+        raise ArgumentError("--force says that a file may be replaced; expected --out FILE with it")
+    if out is None or not force or look(out) is None:
+        require_new_json(out, otherwise="say that it may be replaced (--force)")
+    elif is_layer_list(out):
+        check_writable(out)
+    else:
         raise ArgumentError(f"{out} was not written by snows bench, so it is not replaced; choose another name")
-    check_writable(out)
 
 
 def _words(text: str | None) -> list[str] | None:
