@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
-from ..data.preparation import as_device, capturing_once, prepare
+from ..caller import Stoppable
+from ..data.preparation import capturing_once, prepare
 from ..data.samples import check_flag, check_labels, check_seed, read_samples
 from ..data.usable import require_module
+from ..devices.device import as_device, device_of
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
@@ -33,7 +35,7 @@ from ..results.report import finite
 from ..version import __version__
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
-from .table import Comparison, ComparisonInterrupted, Row
+from .table import Comparison, ComparisonInterrupted, Row, kept_networks
 
 _DENSE = "dense.json"
 _READ_AT_ONCE = 256
@@ -115,14 +117,14 @@ def compare(
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     table = _open_table(task, cells, out)
-    with capturing_once(model):
-        task.check_fit([cell.pattern for cell in table.pending])
-        if table.folder is not None:
-            table.folder.require_writable()
+    with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
         try:
+            task.check_fit([cell.pattern for cell in table.pending])
+            if table.folder is not None:
+                table.folder.require_writable()
             _fill(table, task, progress)
-        except KeyboardInterrupt as stop:
-            raise ComparisonInterrupted(table.comparison()) from stop
+        except KeyboardInterrupt:
+            raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 
@@ -141,7 +143,7 @@ class _Task:
         """Everything that decides the rows, apart from masks and patterns."""
         with _without_warnings():
             samples = read_samples(self.data, self.model).count
-        device = as_device(self.options["device"]) or _device_of(self.model)
+        device = device_of(self.model, self.options["device"])
         on_cuda = device.type == "cuda" and torch.cuda.is_available()
         return {
             "model": type(self.model).__name__,
@@ -286,11 +288,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnowsWarning)
         yield
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _check_arguments(model: Any, test: Any, test_labels: Any, labels: object) -> None:

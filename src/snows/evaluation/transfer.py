@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..data.preparation import Prepared, prepare
 from ..data.samples import check_count
 from ..data.tensors import kind_of, unusable
+from ..devices.device import placed
 from ..errors import ArgumentError, InputError
 from ..graph import Graph, Layer
 
@@ -84,7 +85,7 @@ def _features(prepared: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor
     rows = []
     with torch.no_grad():
         for part in x.split(batch):
-            inputs = {name: part.to(prepared.device, dtype if part.is_floating_point() else part.dtype)}
+            inputs = placed({name: part}, prepared.device, dtype)
             features = {**inputs, **program(inputs, graph.parameters)}[layer.input]
             if layer.is_convolution:
                 features = features.flatten(2).mT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from ..data.samples import check_flag
 from ..errors import InputError
 from ..reading import as_path, entries, is_file, is_folder, look, read_json
-from ..results.files import check_writable, mend, new_folder
+from ..results.files import check_writable, mend, new_folder, next_to
 from ..results.manifest import MANIFEST
 from ..version import __version__
 from .base import Written, blamed_on
@@ -101,7 +100,7 @@ def export(
     form = find_format(to)
     check_flag("force", force)
     folder = as_path(directory, "directory")
-    place = _beside(folder, to) if out is None else as_path(out, "out")
+    place = as_path(out, "out") if out is not None else next_to(folder, f"-{to.replace(':', 'of')}")
     _refuse_existing(place, force)
     check_writable(place)
     saved = read_saved(folder, model)
@@ -118,13 +117,6 @@ def export(
         about = {"schema": _SCHEMA, "snows": __version__, "result_sha256": made_from, **exported.to_dict()}
         (unfinished / ABOUT).write_text(json.dumps(about, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     return exported
-
-
-def _beside(folder: Path, to: str) -> Path:
-    """The folder that is written to by default."""
-    real = Path(os.path.realpath(folder))  # "." has no name
-    place = folder if folder.name == real.name else real
-    return place.parent / f"{real.name}-{to.replace(':', 'of')}"
 
 
 def _refuse_existing(place: Path, force: bool) -> None:

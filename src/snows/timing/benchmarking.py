@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from ..caller import own_surroundings
-from ..data.preparation import ONE_AT_A_TIME, as_device
+from ..caller import Stoppable, own_surroundings
+from ..data.preparation import ONE_AT_A_TIME
 from ..data.samples import check_flag
+from ..devices.device import as_device, best_device, placed
 from ..errors import ArgumentError, shown
 from ..exports.base import Saved
 from ..exports.reading import read_saved
@@ -31,7 +31,7 @@ from .engines import Exports, Setting, check_engines, packed, torch_settings
 from .kernels import kernels_of
 from .layers import LayerCase, failure, find_cases, time_layer
 from .machine import describe_machine
-from .modes import COMPILED, chosen_modes
+from .modes import COMPILED, chosen_dtype, chosen_modes
 from .possibilities import elsewhere, never, sparsity
 
 BATCHES = (1, 8, 32)
@@ -49,6 +49,7 @@ def bench(
     engines: Iterable[str] | None = None,
     modes: Iterable[str] | None = None,
     device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
     limit: float = LIMIT,
     progress: bool = True,
 ) -> Benchmark:
@@ -66,7 +67,8 @@ def bench(
         engines: "torch", "onnxruntime", "openvino". Default: torch, and on a CPU those that are installed.
         modes: How torch runs the whole network: "eager", "compiled", and on a GPU "graph" and "compiled graph".
             Default: all. Compiling takes longest; it comes last.
-        device: Where to time. Default: an accelerator if there is one.
+        device: Where to time. Default: a GPU if there is one.
+        dtype: On a GPU "float16" or "bfloat16". Default: "float16". Elsewhere it is that of the weights.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
         progress: Whether to show a progress bar on standard error.
 
@@ -92,11 +94,12 @@ def bench(
     check_flag("progress", progress)
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
         raise ArgumentError(f"limit is {shown(limit)}; expected a number of seconds above 0")
-    place = as_device(device) or _best_device()
-    chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
-    saved = read_saved(directory, model)
-    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
-        return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
+    place = as_device(device) or best_device()
+    chosen, ways, half = check_engines(engines, place), chosen_modes(modes, place), chosen_dtype(dtype, place)
+    surroundings = own_surroundings(place, lambda event: None)
+    with Stoppable(), ONE_AT_A_TIME, surroundings, TemporaryDirectory() as folder:
+        saved = read_saved(directory, model)
+        return _Bench(saved, place, half, sizes, ways, limit, progress).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -106,17 +109,13 @@ def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def _best_device() -> torch.device:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
-
-
 @dataclass
 class _Bench:
     """The measurements of one call, which stop when the time is up."""
 
     saved: Saved
     device: torch.device
+    half: torch.dtype | None  # in which torch computes on a GPU
     batches: tuple[int, ...]
     modes: tuple[str, ...]
     limit: float
@@ -126,11 +125,14 @@ class _Bench:
     bar: Progress = field(init=False)
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
-        dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
+        dtype = self.half or self._stored_dtype()
+        layout = (
+            torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        )  # fastest for convolutions
         network = self.saved.model.to(self.device, dtype)
-        if self.device.type == "cuda":  # the layout in which convolutions are fastest there
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
-        calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
+        for parameter in network.parameters():
+            parameter.data = placed(parameter.data, self.device, dtype, layout)
+        calls = {batch: placed(self.saved.inputs(batch), self.device, dtype, layout) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
         modes = sum(len(self.modes) if engine == "torch" else 1 for engine in engines)
         first: dict[Any, LayerCase] = {}
@@ -173,17 +175,6 @@ class _Bench:
 
     def _stored_dtype(self) -> torch.dtype:
         return next(p.dtype for p in self.saved.model.parameters() if p.is_floating_point())
-
-    def _on_device(self, call: Call, dtype: torch.dtype) -> Call:
-        def move(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            layout = torch.channels_last if leaf.ndim == 4 and self.device.type == "cuda" else torch.preserve_format
-            kind = dtype if leaf.is_floating_point() else leaf.dtype
-            return leaf.to(self.device, kind, memory_format=layout)
-
-        moved: Call = pytree.tree_map(move, call)
-        return moved
 
     def _in_time(self, what: str, share: float = 1.0) -> bool:
         """Whether there is time left; what there is none for is noted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from ..arguments import (
     SavedArgument,
     SeedOption,
 )
-from ..interruption import keeping_epochs
+from ..interruption import saying
 from ..request import EMBEDDED_DATA, EMBEDDED_MODEL, Request
 from ..rows import Judge
 from ..tables import print_retraining
@@ -130,6 +131,7 @@ def retrain(
     """
     from ...results.result import save_or_rescue
     from ...results.storage import check_output
+    from ...training.checkpoints import kept_epochs
     from ...training.retraining import retrain as run
     from ...training.settings import TrainingSettings
 
@@ -146,7 +148,7 @@ def retrain(
         read = request.load(request.require_data(), samples)
         judging = _held_out(request, held_out, labelled=teacher is None)
         dense = request.model() if teacher is not None else None
-    with keeping_epochs(resume):
+    with saying(partial(kept_epochs, resume, "--resume DIR", "command")):
         result = run(
             pruned, read.samples(teacher is None), teacher=dense, held_out=judging, device=request.device, seed=seed,
             progress=not request.quiet, resume=resume, **figures,
