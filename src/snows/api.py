@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from .caller import Stoppable
 from .data.samples import check_seed
 from .devices.device import as_device
 from .devices.memory import as_bytes
@@ -124,10 +126,8 @@ def prune(
         resume=_as_folder(resume),
         memory=as_bytes(memory),
     )
-    try:
+    with Stoppable(partial(kept_solves, task.resume, "resume=DIR", "call")):
         return _run(task, progress)
-    except KeyboardInterrupt:  # raised anew: where in the solver it happened is of no use to the caller
-        raise KeyboardInterrupt(kept_solves(task.resume, "resume=DIR", "call")) from None
 
 
 def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:

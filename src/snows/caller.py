@@ -9,8 +9,9 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ from .events import Listener, Warned
 
 _PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
+
+
+class Stoppable:
+    """Within, Ctrl-C raises a `KeyboardInterrupt` that says what is kept.
+
+    Where in our code it happened is of no use to the caller: these frames are cut off, and what they hold is freed.
+    """
+
+    def __init__(self, kept: Callable[[], str] = lambda: "nothing was saved") -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and frames is not None:
+            frames.tb_next = None
+            error.args, error.__suppress_context__ = (self._kept(),), True
 
 
 @contextmanager

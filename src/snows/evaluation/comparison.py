@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
+from ..caller import Stoppable
 from ..data.preparation import capturing_once, prepare
 from ..data.samples import read_samples
 from ..devices.device import device_of
@@ -32,7 +33,7 @@ from ..results.report import finite
 from ..version import __version__
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
-from .table import Comparison, ComparisonInterrupted, Row
+from .table import Comparison, ComparisonInterrupted, Row, kept_networks
 
 _DENSE = "dense.json"
 _READ_AT_ONCE = 256
@@ -111,12 +112,12 @@ def compare(
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     table = _open_table(task, cells, out)
-    with capturing_once(model):
-        task.check_fit([cell.pattern for cell in table.pending])
+    with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
         try:
+            task.check_fit([cell.pattern for cell in table.pending])
             _fill(table, task, progress)
-        except KeyboardInterrupt as stop:
-            raise ComparisonInterrupted(table.comparison()) from stop
+        except KeyboardInterrupt:
+            raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..caller import own_surroundings
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME, prepare
 from ..data.samples import Samples
 from ..devices.device import device_of
@@ -189,7 +189,7 @@ def sensitivity(
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
     budget = as_bytes(memory)
-    with ONE_AT_A_TIME, own_surroundings(device_of(model, device), lambda event: None):
+    with Stoppable(), ONE_AT_A_TIME, own_surroundings(device_of(model, device), lambda event: None):
         prepared = prepare(model, calibration, device, seed, labels == "given")
         graph = prepared.graph
         chosen = _layers_to_try(graph, tried, *names)

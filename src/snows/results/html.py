@@ -17,7 +17,7 @@ from jinja2 import Template
 
 from .advice import advice
 from .figures import figure, is_share, measure_title, measured, memory, percent, time_taken
-from .headline import cards, rows, subtitle, title
+from .headline import began_in_closed_form, cards, rows, subtitle, title
 from .templates import read_template
 
 Data = Mapping[str, Any]
@@ -36,6 +36,7 @@ def render(report: Data, refresh: float | None = None) -> str:
         report=report, refresh=refresh, title=title(report), subtitle=subtitle(report), progress=_progress(report),
         cards=cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
         solved=any(_loss_known(layer) for layer in layers),
+        closed_form=any(began_in_closed_form(solve) for layer in layers for solve in layer["solves"]),
         rows=rows(report, found),
         sweeps=_sweeps(report), opened=next(iter(found), 0), facts=_facts(report), color=_color,
         loss_words=_loss_words(report), finish_words=_finish_words(report), operation_words=_operation_words(report),
@@ -104,7 +105,7 @@ def _loss_known(layer: Data) -> bool:
 
 def _loss_words(report: Data) -> str:
     return (
-        "How far the layer and the K operations behind it are from the dense network, on the fitted samples. Lower is "
+        "How far the layer and the K operations after it are from the dense network, on the fitted samples. Lower is "
         "better; the axis is logarithmic. Layers before it are re-adjusted already. A click opens a layer."
         + ("" if _sweeps(report) < 2 else " From the second sweep on all layers are pruned, so that losses are higher.")
     )

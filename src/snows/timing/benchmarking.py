@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..caller import own_surroundings
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME
 from ..devices.device import as_device, best_device, placed
 from ..errors import ArgumentError
@@ -92,8 +92,9 @@ def bench(
         raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
     place = as_device(device) or best_device()
     chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
-    saved = read_saved(directory, model)
-    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
+    surroundings = own_surroundings(place, lambda event: None)
+    with Stoppable(), ONE_AT_A_TIME, surroundings, TemporaryDirectory() as folder:
+        saved = read_saved(directory, model)
         return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
 
 
