@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..data.preparation import prepare
+from ..data.samples import check_count
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
@@ -118,6 +119,8 @@ def inspect(
         [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
     """
     budget = as_bytes(memory)
+    if samples is not None:
+        check_count("samples", samples)
     chosen = as_recipe(recipe, effort)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
