@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +12,7 @@ from .data.preparation import as_device
 from .data.samples import check_seed
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
-from .events import Listener
-from .listeners.progress import listening
+from .listeners.progress import Listeners, listening
 from .patterns import PatternRules
 from .plan import Names, as_names
 from .recipe import Effort, Recipe, as_recipe
@@ -41,7 +39,7 @@ def prune(
     effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Listener | Sequence[bool | Listener] = True,
+    progress: Listeners = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -130,7 +128,7 @@ def prune(
         raise KeyboardInterrupt(kept_solves(task.resume, "resume=DIR", "call")) from None
 
 
-def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
+def _run(task: Task, progress: Listeners) -> Result:
     with listening(progress) as listener, open_run(task, listener) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
         if task.readjusts:

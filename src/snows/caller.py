@@ -1,4 +1,4 @@
-"""What belongs to the caller: random state, gradient mode, default device, warning filters, processes.
+"""What belongs to the caller: random state, gradient mode, default device, warning filters, threads, processes.
 
 What a run changes of it is put back afterwards.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from .errors import SnowsWarning
-from .events import Listener, Warned
+from .events import Listener, Warned, ignore
 
 _PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
@@ -30,18 +31,27 @@ def cpu_by_default() -> Iterator[None]:
 
 
 @contextmanager
-def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[None]:
-    """Within this context a run has a random state and a gradient mode of its own, and its warnings are events."""
-    on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
+def own_surroundings(device: torch.device | None = None, notify: Listener = ignore) -> Iterator[None]:
+    """In here random state and gradient mode are the run's own, its warnings are events, and no other run works.
+
+    Whatever traces, times or trains a model of the caller does so in here. Calls from several threads take turns.
+    """
     with (
+        ONE_AT_A_TIME,
         _warnings_as_events(notify),
         _threads_that_exist(),
-        torch.random.fork_rng(devices=[device] if on_gpu else []),
+        torch.random.fork_rng(devices=_gpus(device)),
         cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
         yield
+
+
+def _gpus(device: torch.device | None) -> list[int]:
+    """Those with a random state to put back: all, as torch.manual_seed seeds all. None where CUDA has not been used."""
+    wanted = device is not None and device.type == "cuda" and torch.cuda.is_available()
+    return list(range(torch.cuda.device_count())) if wanted or torch.cuda.is_initialized() else []
 
 
 @contextmanager
@@ -73,6 +83,11 @@ def free_in_children(lock: Any) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=free)
+
+
+# Capture, attention kernels, warnings and random states belong to the process, not to a thread.
+ONE_AT_A_TIME = threading.RLock()
+free_in_children(ONE_AT_A_TIME)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
-from snows.data.preparation import ONE_AT_A_TIME
+from snows.caller import ONE_AT_A_TIME
 
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
 RECIPE = snows.Recipe(sweeps=1, horizon=1, cg_steps=2, finish_steps=0)

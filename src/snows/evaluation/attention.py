@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
 from ..errors import InputError
 from ..graph import Graph
@@ -49,7 +50,8 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
         >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
         torch.Size([2, 4, 6])
     """
-    (found,) = attention_of(model, [image])
+    with own_surroundings():
+        (found,) = attention_of(model, [image])
     return found
 
 

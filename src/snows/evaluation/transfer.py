@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
 from ..errors import InputError
 from ..graph import Graph, Layer
@@ -48,12 +49,13 @@ def linear_probe(
     """
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
-    prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
-    layer = _last_layer(prepared.graph, type(model).__name__)
-    known, new = (_features(prepared, layer, part, batch) for part in (train, test))
-    classes, targets = train_labels.cpu().unique(return_inverse=True)
-    predicted = classes[_ridge_regression(known, targets, len(classes), new)]
-    return float((predicted == test_labels.cpu()).double().mean())
+    with own_surroundings():
+        prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
+        layer = _last_layer(prepared.graph, type(model).__name__)
+        known, new = (_features(prepared, layer, part, batch) for part in (train, test))
+        classes, targets = train_labels.cpu().unique(return_inverse=True)
+        predicted = classes[_ridge_regression(known, targets, len(classes), new)]
+        return float((predicted == test_labels.cpu()).double().mean())
 
 
 def _last_layer(graph: Graph, name: str) -> Layer:

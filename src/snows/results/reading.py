@@ -13,13 +13,14 @@ from torch import nn
 
 from ..data.weights import read_tensors
 from ..errors import InputError
-from ..events import DenseLayer, Distilled, EpochEnded, Retrained, SolveReport
+from ..events import DenseLayer, Distilled, EpochEnded, SolveReport
 from ..reading import is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
 from .manifest import PROBE, RECIPE, REPORT, recorded_source
 from .report import LayerReport, Report
 from .result import Result
+from .retraining import Retraining
 from .storage import load, load_masks
 from .verification import verify
 
@@ -51,7 +52,7 @@ def read_report(data: Mapping[str, Any], origin: str) -> Report:
             layers=[_layer(entry) for entry in data["layers"]],
             dense_layers=[_made(DenseLayer, entry) for entry in data["dense_layers"]],
             finish=_made(Distilled, data["finish"]) if data.get("finish") else None,
-            retraining=_retrained(data["retraining"]) if data.get("retraining") else None,
+            retraining=_retraining(data["retraining"]) if data.get("retraining") else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{origin} is no report of snows: {error}") from error
@@ -62,8 +63,8 @@ def _layer(entry: Mapping[str, Any]) -> LayerReport:
     return _made(LayerReport, entry, solves=solves)
 
 
-def _retrained(entry: Mapping[str, Any]) -> Retrained:
-    return _made(Retrained, entry, history=tuple(_made(EpochEnded, epoch) for epoch in entry["history"]))
+def _retraining(entry: Mapping[str, Any]) -> Retraining:
+    return _made(Retraining, entry, history=[_made(EpochEnded, epoch) for epoch in entry["history"]])
 
 
 def _made(kind: type[_T], entry: Mapping[str, Any], **known: Any) -> _T:

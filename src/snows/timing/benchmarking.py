@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..caller import own_surroundings
-from ..data.preparation import ONE_AT_A_TIME, as_device
+from ..data.preparation import as_device
 from ..errors import ArgumentError
+from ..events import Listener, Working
 from ..exports.base import Saved
 from ..exports.reading import read_saved
 from ..graph.capture import Call
-from ..listeners.base import Progress
-from ..listeners.progress import open_progress
+from ..listeners.progress import Listeners, listening
 from ..reading import read_json
 from ..results.manifest import REPORT
 from .benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
@@ -49,7 +49,7 @@ def bench(
     modes: Iterable[str] | None = None,
     device: torch.device | str | None = None,
     limit: float = LIMIT,
-    progress: bool = True,
+    progress: Listeners = True,
 ) -> Benchmark:
     """Time a saved result on this machine: what its zeros are worth here.
 
@@ -67,7 +67,7 @@ def bench(
             Default: all. Compiling takes longest; it comes last.
         device: Where to time. Default: an accelerator if there is one.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
-        progress: Whether to show a progress bar on standard error.
+        progress: As of `snows.prune`.
 
     Returns:
         A `Benchmark`. Its `prune` names the layers that were faster sparse; `save` writes the file that `prune` takes
@@ -93,8 +93,12 @@ def bench(
     place = as_device(device) or _best_device()
     chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
     saved = read_saved(directory, model)
-    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
-        return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
+    with (
+        listening(progress, "timing") as notify,
+        own_surroundings(place, notify),
+        TemporaryDirectory() as folder,
+    ):
+        return _Bench(saved, place, sizes, ways, limit, notify).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -118,10 +122,11 @@ class _Bench:
     batches: tuple[int, ...]
     modes: tuple[str, ...]
     limit: float
-    progress: bool
+    notify: Listener
     began: float = field(default_factory=time.perf_counter)
     not_timed: list[str] = field(default_factory=list)
-    bar: Progress = field(init=False)
+    done: int = 0  # of `total` measurements
+    total: int = 0
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
         dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
@@ -135,8 +140,8 @@ class _Bench:
         for case in cases.values():
             if case.kernels:
                 first.setdefault(case.key, case)
-        total = (len(first) + modes) * len(self.batches)
-        with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
+        self.total = (len(first) + modes) * len(self.batches)
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says about its sparse formats
             layers = self._layers(cases, first)
             settings = self._settings(engines, _variants(network, cases, layers), calls, folder)
@@ -185,7 +190,7 @@ class _Bench:
 
     def _in_time(self, what: str, share: float = 1.0) -> bool:
         """Whether there is time left; what there is none for is noted."""
-        self.bar.describe(what)
+        self.notify(Working(what, self.done, self.total))
         if time.perf_counter() - self.began < share * self.limit:
             return True
         self.not_timed.append(what)
@@ -204,7 +209,7 @@ class _Bench:
                     found += time_layer(case, batch, _SECONDS)
                 except Exception as error:  # each library has its own kinds
                     return found, failure(error)
-            self.bar.advance()
+            self.done += 1
         return found, None if found else "there was no time left"
 
     def _layer(self, case: LayerCase, first: dict[Any, LayerCase], timed: dict[Any, Any]) -> LayerBenchmark:
@@ -233,7 +238,7 @@ class _Bench:
         except Exception as error:  # each engine has its own kinds
             return [NetworkTiming(*where, "all", batch, None, failure(error))]
         finally:
-            self.bar.advance()
+            self.done += 1
         return [NetworkTiming(*where, weights, batch, timing) for weights, timing in timed.items()]
 
 
