@@ -1,4 +1,4 @@
-"""What belongs to the caller: random state, gradient mode, default device, warning filters, threads, processes.
+"""What belongs to the caller: random state, gradient mode, default and current device, warning filters, threads.
 
 What a run changes of it is put back afterwards.
 """
@@ -10,8 +10,9 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -23,6 +24,24 @@ _PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
 
 
+class Stoppable:
+    """Within, Ctrl-C raises a `KeyboardInterrupt` that says what is kept.
+
+    Where in our code it happened is of no use to the caller: these frames are cut off, and what they hold is freed.
+    """
+
+    def __init__(self, kept: Callable[[], str] = lambda: "nothing was saved") -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and frames is not None:
+            frames.tb_next = None
+            error.args, error.__suppress_context__ = (self._kept(),), True
+
+
 @contextmanager
 def cpu_by_default() -> Iterator[None]:
     """Tensors that are made without a device are made on the CPU, whatever the caller's default device."""
@@ -31,8 +50,8 @@ def cpu_by_default() -> Iterator[None]:
 
 
 @contextmanager
-def own_surroundings(device: torch.device | None = None, notify: Listener = ignore) -> Iterator[None]:
-    """In here random state and gradient mode are the run's own, its warnings are events, and no other run works.
+def own_surroundings(device: torch.device, notify: Listener = ignore) -> Iterator[None]:
+    """Within this context a run has its own device, random state and gradient mode, and its warnings are events.
 
     Whatever traces, times or trains a model of the caller does so in here. Calls from several threads take turns.
     """
@@ -40,7 +59,8 @@ def own_surroundings(device: torch.device | None = None, notify: Listener = igno
         ONE_AT_A_TIME,
         _warnings_as_events(notify),
         _threads_that_exist(),
-        torch.random.fork_rng(devices=_gpus(device)),
+        current_device(device),
+        torch.random.fork_rng(devices=_seeded_gpus(device)),
         cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -48,10 +68,19 @@ def own_surroundings(device: torch.device | None = None, notify: Listener = igno
         yield
 
 
-def _gpus(device: torch.device | None) -> list[int]:
-    """Those with a random state to put back: all, as torch.manual_seed seeds all. None where CUDA has not been used."""
-    wanted = device is not None and device.type == "cuda" and torch.cuda.is_available()
-    return list(range(torch.cuda.device_count())) if wanted or torch.cuda.is_initialized() else []
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Within this context, streams, recordings and counters of torch are those of this GPU where none is named."""
+    return torch.cuda.device(device) if _is_gpu(device) else nullcontext()
+
+
+def _is_gpu(device: torch.device) -> bool:
+    """Whether it is a GPU of this machine. Any other is refused when the model is moved to it."""
+    return device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+
+
+def _seeded_gpus(device: torch.device) -> list[int]:
+    """Those that torch.manual_seed seeds: all. None where CUDA is not used: it is not started for a run on a CPU."""
+    return list(range(torch.cuda.device_count())) if _is_gpu(device) or torch.cuda.is_initialized() else []
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from .data.permuting import permuted
 from .data.preparation import Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
+from .devices.device import device_of
 from .devices.memory import Memory, memory_limits, one_out_of_memory
 from .devices.phases import Phases
 from .errors import SnowsWarning
@@ -104,7 +105,7 @@ def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
         for listener in listeners:
             listener(event)
 
-    with own_surroundings(task.device, notify), one_out_of_memory():
+    with own_surroundings(device_of(task.model, task.device), notify), one_out_of_memory():
         yield Run(task, events, notify)
 
 

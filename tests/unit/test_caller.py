@@ -19,11 +19,12 @@ from snows.errors import SnowsWarning
 from snows.events import Event, Warned
 
 WORDS = "this layer is odd"
+CPU = torch.device("cpu")
 
 
 @contextmanager
 def surroundings(events: list[Event] | None = None) -> Iterator[None]:
-    with own_surroundings(None, [].append if events is None else events.append):
+    with own_surroundings(CPU, [].append if events is None else events.append):
         yield
 
 
@@ -50,34 +51,41 @@ def test_random_numbers_of_a_run_are_not_the_callers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "available", "used", "saved"),
+    ("device", "there", "cuda", "used", "seeded"),
     [
-        ("cuda:1", True, False, [0, 1, 2]),
-        ("cuda", False, False, []),
-        ("cpu", True, False, []),
-        (None, True, False, []),
-        ("cpu", True, True, [0, 1, 2]),
-        (None, True, True, [0, 1, 2]),
+        ("cuda", 1, False, ["cuda"], [0]),
+        ("cuda:1", 2, False, ["cuda:1"], [0, 1]),
+        ("cuda:1", 1, False, [], []),
+        ("cuda", 0, False, [], []),
+        ("cpu", 2, False, [], []),
+        ("cpu", 2, True, [], [0, 1]),
     ],
 )
-def test_random_states_of_gpus_are_put_back_where_cuda_is_used(
-    device: str | None, available: bool, used: bool, saved: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_run_has_its_gpu_as_the_current_one_and_random_states_are_put_back(
+    device: str, there: int, cuda: bool, used: list[str], seeded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of all GPUs: torch.manual_seed seeds all. A run on a CPU does not start CUDA."""
-    forked: list[list[int]] = []
+    """Random states of all GPUs: torch.manual_seed seeds all. A run on a CPU does not start CUDA."""
+    forked: list[int] = []
+    current: list[str] = []
 
     @contextmanager
     def fork(devices: list[int]) -> Iterator[None]:
-        forked.append(devices)
+        forked.extend(devices)
         yield
 
+    @contextmanager
+    def make_current(chosen: torch.device) -> Iterator[None]:
+        current.append(str(chosen))
+        yield
+        current.append("as before")
+
     monkeypatch.setattr(torch.random, "fork_rng", fork)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    with own_surroundings(None if device is None else torch.device(device), lambda event: None):
-        pass
-    assert forked == [saved]
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
+    with own_surroundings(torch.device(device)):
+        assert (forked, current) == (seeded, used)
+    assert current == ([*used, "as before"] if used else [])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -156,7 +164,7 @@ def test_a_warning_names_the_callers_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         line = inspect.stack()[0].lineno + 1
-        with own_surroundings(None, lambda event: None):
+        with own_surroundings(CPU, lambda event: None):
             warn()
     assert (Path(caught[0].filename), caught[0].lineno) == (Path(__file__), line)
 

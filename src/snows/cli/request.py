@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError, InputError, SnowsError
 from ..listeners.progress import open_progress
-from ..reading import read_text
+from ..reading import is_folder, look, read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,11 +51,13 @@ class Request:
         device: str | None,
         quiet: bool,
     ) -> Request:
+        from ..devices.device import best_device
+
         name = model or EMBEDDED_MODEL
         if data is None and name == EMBEDDED_MODEL:
             data = EMBEDDED_DATA
         count = samples or (1000 if data == EMBEDDED_DATA else 3000)
-        return cls(name, data, weights, count, seed, device or _best_device(), quiet, read_config(config))
+        return cls(name, data, weights, count, seed, device or str(best_device()), quiet, read_config(config))
 
     @property
     def is_embedded(self) -> bool:
@@ -67,7 +69,7 @@ class Request:
 
     def model(self, pretrained: bool = True) -> nn.Module:
         from ..data.models import build_model
-        from ..data.preparation import as_device, move
+        from ..devices.device import as_device, move
 
         device = as_device(self.device)
         return move(build_model(self.model_name, self.weights, pretrained), device)
@@ -210,11 +212,20 @@ def split_patterns(texts: list[str]) -> list[str]:
     return patterns
 
 
-def _best_device() -> str:
-    import torch
+def require_new_json(out: Path | None, *suffixes: str) -> None:
+    """Before any work: `--out FILE.json` can be written, and overwrites nothing. Nor do files of other suffixes."""
+    from ..results.files import check_writable
 
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator.type if accelerator is not None else "cpu"
+    if out is None:
+        return
+    if out.suffix != ".json":
+        raise ArgumentError(f"--out is {out}; expected a file that ends in .json")
+    if not is_folder(out.parent):
+        raise ArgumentError(f"--out is {out}, but there is no folder {out.parent}")
+    for path in (out, *map(out.with_suffix, suffixes)):
+        if look(path) is not None:
+            raise ArgumentError(f"{path} exists; choose another name, or remove it")
+        check_writable(path)
 
 
 def _read_recipe(path: Path) -> Recipe:

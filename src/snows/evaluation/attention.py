@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
+from ..devices.device import device_of
 from ..errors import InputError
 from ..graph import Graph
 from ..graph.operators import Family, is_attention, operator_of, softmax_of
@@ -50,7 +51,7 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
         >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
         torch.Size([2, 4, 6])
     """
-    with own_surroundings():
+    with own_surroundings(device_of(model)):
         (found,) = attention_of(model, [image])
     return found
 

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
-from ..caller import own_surroundings
-from ..data.preparation import as_device, capturing_once, prepare
+from ..caller import Stoppable, own_surroundings
+from ..data.preparation import capturing_once, prepare
 from ..data.samples import read_samples
+from ..devices.device import device_of
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted, Listener, Working
@@ -30,7 +31,7 @@ from ..results.folder import Folder, digest, versions
 from ..results.report import finite
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
-from .table import Comparison, ComparisonInterrupted, Row
+from .table import Comparison, ComparisonInterrupted, Row, kept_networks
 
 _DENSE = "dense.json"
 _READ_AT_ONCE = 256
@@ -106,14 +107,16 @@ def compare(
         "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
         "labels": labels, "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
-    with listening(progress, "dense") as notify, own_surroundings(as_device(device), notify), capturing_once(model):
+    place = device_of(model, device)
+    with listening(progress, "dense") as notify, own_surroundings(place, notify), capturing_once(model):
         task = _Task(model, _read_once(calibration), test, test_labels, options)
         table = _open_table(task, cells, out)
-        task.check_fit([cell.pattern for cell in table.pending])
-        try:
-            _fill(table, task, notify)
-        except KeyboardInterrupt as stop:
-            raise ComparisonInterrupted(table.comparison()) from stop
+        with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")):
+            try:
+                task.check_fit([cell.pattern for cell in table.pending])
+                _fill(table, task, notify)
+            except KeyboardInterrupt:
+                raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 
@@ -132,7 +135,7 @@ class _Task:
         """Everything that decides the rows, apart from masks and patterns."""
         with _without_warnings():
             samples = read_samples(self.data, self.model).count
-        device = as_device(self.options["device"]) or _device_of(self.model)
+        device = device_of(self.model, self.options["device"])
         on_cuda = device.type == "cuda" and torch.cuda.is_available()
         return {
             "model": type(self.model).__name__,
@@ -281,11 +284,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnowsWarning)
         yield
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ..caller import own_surroundings
-from ..data.preparation import as_device, prepare
+from ..data.preparation import prepare
+from ..devices.device import device_of
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
@@ -123,7 +124,7 @@ def inspect(
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)
-    with own_surroundings(as_device(device)):
+    with own_surroundings(device_of(model, device)):
         prepared = prepare(model, calibration, device, seed=0)
         graph, shown = prepared.graph, samples or prepared.samples.count
         fitted = shown * (2 if chosen.mirror else 1)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
+from ..devices.device import device_of, placed
 from ..errors import InputError
 from ..graph import Graph, Layer
 
@@ -49,7 +50,7 @@ def linear_probe(
     """
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
-    with own_surroundings():
+    with own_surroundings(device_of(model)):
         prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
         layer = _last_layer(prepared.graph, type(model).__name__)
         known, new = (_features(prepared, layer, part, batch) for part in (train, test))
@@ -75,7 +76,7 @@ def _features(prepared: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor
     rows = []
     with torch.no_grad():
         for part in x.split(batch):
-            inputs = {name: part.to(prepared.device, dtype if part.is_floating_point() else part.dtype)}
+            inputs = placed({name: part}, prepared.device, dtype)
             features = {**inputs, **program(inputs, graph.parameters)}[layer.input]
             if layer.is_convolution:
                 features = features.flatten(2).mT

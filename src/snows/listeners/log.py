@@ -17,9 +17,8 @@ from ..events import (
     RunFinished,
     RunStarted,
     Working,
-    counted,
-    duration,
 )
+from ..words import counted, duration
 from .base import BEGINNING, Progress, memory_text
 
 logger = logging.getLogger("snows")

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..events import CGStep, Counted, EpochEnded, Event, LayerSolved, LayerStarted, TimeEstimated, Working, duration
+from ..events import CGStep, Counted, EpochEnded, Event, LayerSolved, LayerStarted, TimeEstimated, Working
+from ..words import duration
 
 _TRUST = 0.1  # an estimate counts as much as this share of the run; then the measured pace rules
 

@@ -7,15 +7,16 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..caller import own_surroundings
-from ..data.preparation import as_device, move
+from ..caller import Stoppable, own_surroundings
 from ..data.samples import check_seed
+from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Event, Listener, Retrained, RetrainingStarted, TrainingStep
 from ..listeners.progress import Listeners, listening
@@ -23,7 +24,7 @@ from ..results.folder import digest, versions
 from ..results.reading import read_result
 from ..results.report import Report, add, fold
 from ..results.result import Result
-from .checkpoints import Checkpoint, Checkpoints
+from .checkpoints import Checkpoint, Checkpoints, kept_epochs
 from .feeding import Feed, TableFeed, augmented, read_feeds
 from .frozen import freeze, unfreeze
 from .objectives import AgainstLabels, AgainstTeacher, Objective
@@ -96,6 +97,7 @@ def retrain(
     Raises:
         ArgumentError: An argument has the wrong form.
         InputError: The result, the data or the labels cannot be used; or the loss is not finite any more.
+        KeyboardInterrupt: Ctrl-C was pressed. It says how many epochs `resume` has kept.
 
     Example:
         >>> import torch, snows
@@ -116,11 +118,15 @@ def retrain(
     result = _as_result(pruned, model, trust)
     report = fold((), result.report)
     started = time.perf_counter()
-    with listening(progress, _BEGINNING) as listener, own_surroundings(place, notify := _folding(report, listener)):
+    folder = None if resume is None else Path(resume)
+    with (
+        Stoppable(partial(kept_epochs, folder, "resume=DIR", "call")),
+        listening(progress, _BEGINNING) as listener,
+        own_surroundings(device_of(result.model, place), notify := _folding(report, listener)),
+    ):
         network, home = _trainable(result, place)
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
-        folder = None if resume is None else Path(resume)
         checkpoints = Checkpoints(
             folder,
             {} if folder is None else _identity(settings, network, result.masks, teacher, training, judging, seed),

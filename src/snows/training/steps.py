@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..data.batches import Call
 from ..devices.cuda_graph import ReplayedOn
+from ..devices.device import placed
 from ..errors import ArgumentError
 from ..evaluation.running import scores_of
 from .objectives import Objective
@@ -34,16 +34,11 @@ class Steps:
 
     def __call__(self, call: Call) -> Tensor:
         """Train on one batch. Its loss stays on the device."""
-        loss, gradients = self._pass(pytree.tree_map(self._placed, (call.args, call.kwargs, call.labels)))
+        loss, gradients = self._pass(placed((call.args, call.kwargs, call.labels), self.device, self.dtype))
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
             parameter.grad = gradient
         self.optimizer.step()
         return loss.clone()  # the next pass overwrites it
-
-    def _placed(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype)
 
 
 def _gradients(

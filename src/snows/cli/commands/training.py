@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ from ..arguments import (
     SeedOption,
     TensorBoardOption,
 )
-from ..interruption import keeping_epochs
+from ..interruption import saying
 from ..request import EMBEDDED_DATA, EMBEDDED_MODEL, Request
 from ..rows import Judge
 from ..tables import print_retraining
@@ -136,6 +137,7 @@ def retrain(
     Defaults are the paper's for CIFAR-10. The best weights on held-out samples are kept.
     """
     from ...results.storage import refuse_existing
+    from ...training.checkpoints import kept_epochs
     from ...training.retraining import retrain as run
     from ...training.settings import TrainingSettings
 
@@ -151,7 +153,7 @@ def retrain(
     request.require_data()
     listeners = listeners_of(events, tensorboard, live, out, request.quiet, pruned.report)
     read, judging, dense = _data(request, samples, held_out, taught=teacher is not None)
-    with keeping_epochs(resume):
+    with saying(partial(kept_epochs, resume, "--resume DIR", "command")):
         result = run(
             pruned, read.samples(teacher is None), teacher=dense, held_out=judging, device=request.device, seed=seed,
             progress=[not request.quiet, *listeners], resume=resume, **figures,
@@ -159,10 +161,7 @@ def retrain(
     with request.step("evaluating"):
         result = replace(result, report=replace(result.report, evaluation=_rows(read, dense, pruned, result)))
     result.save(out, compact=compact, force=force)
-    if as_json:
-        print(result.report.to_json())
-    elif not quiet:
-        print_retraining(result.report, out)
+    print_retraining(result.report, out, as_json, quiet)
 
 
 def _read(
