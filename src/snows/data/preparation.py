@@ -31,6 +31,7 @@ from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
 from .samples import Samples, read_samples
+from .tensors import spoilt
 from .usable import require_usable
 from .weights import mask_names, stowed_name
 
@@ -64,9 +65,9 @@ class Prepared:
     own_masks: dict[str, OwnMask]
     dtypes: dict[str, torch.dtype]
 
-    def compare_at_sizes(self, largest: int) -> None:
+    def compare_at_sizes(self, largest: int, samples: Samples | None = None) -> None:
         """Compare the graph with the model up to this batch size, where forward depends on it."""
-        compare_at_sizes(self.model, self.graph, largest, self.samples.call_arguments)
+        compare_at_sizes(self.model, self.graph, largest, (samples or self.samples).call_arguments)
 
     def take_dense(self, names: Iterable[str]) -> None:
         """Give these layers their dense weights back, if the model came with them."""
@@ -170,7 +171,7 @@ def _working_copy(
     model: nn.Module, device: torch.device | None
 ) -> tuple[nn.Module, dict[str, OwnMask], dict[str, torch.dtype]]:
     """A copy in eval mode, in float32 or float64, without gradients; the masks it came with; the dtypes it had."""
-    bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not p.detach().isfinite().all()]
+    bad = spoilt(model)
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
     if model.training:

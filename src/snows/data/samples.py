@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..devices.device import placed
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
 _READ_AT_ONCE = 256
@@ -90,7 +90,23 @@ class _Batch:
 
 def check_seed(seed: object) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
+        raise ArgumentError(f"seed is {shown(seed)}; expected a whole number of at most 64 bits")
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(f"{name} is {shown(value)}; expected a whole number of at least {least}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {shown(value)}; expected True or False")
+
+
+def check_labels(labels: object) -> None:
+    """The word that says where labels come from."""
+    if not (isinstance(labels, str) and labels in ("model", "given")):
+        raise ArgumentError(f"labels is {shown(labels)}; expected 'model' or 'given'")
 
 
 def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration") -> Samples:

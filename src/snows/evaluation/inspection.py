@@ -11,6 +11,8 @@ from torch import nn
 
 from ..caller import own_surroundings
 from ..data.preparation import prepare
+from ..data.samples import check_count
+from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Layer
@@ -120,10 +122,13 @@ def inspect(
         [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
     """
     budget = as_bytes(memory)
+    if samples is not None:
+        check_count("samples", samples)
     chosen = as_recipe(recipe, effort)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)
+    require_module(model, "model")
     with own_surroundings(device_of(model, device)):
         prepared = prepare(model, calibration, device, seed=0)
         graph, shown = prepared.graph, samples or prepared.samples.count

@@ -6,7 +6,7 @@ from them for gradients (whose second moment is then the Fisher matrix itself), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,8 @@ class CalibratedNetwork:
     """A network with its calibration samples, as `masks.Network` and `patterns.budgets.Measured`.
 
     `parameters` are the present weights (default: the dense ones); labels and targets always come from the dense
-    network. Gradients are kept for the next question if they fit `keep_bytes`.
+    network. Gradients are kept for the next question if they fit `keep_bytes`. Before so many samples go through the
+    network at once as never before, `compare` is called, which may refuse them.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class CalibratedNetwork:
         labels: Tensor | None = None,
         keep_bytes: int = 0,
         parameters: Mapping[str, Tensor] | None = None,
+        compare: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.graph, self.samples, self.seed = graph, samples, seed
         self.parameters = dict(graph.parameters if parameters is None else parameters)
@@ -52,7 +54,7 @@ class CalibratedNetwork:
         self.weights = {layer.parameter: self.parameters[layer.parameter] for layer in self.layers}
         self.uses = {layer.parameter: layer.positions for layer in self.layers}
         self._labels_as_given = labels
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._compare = keep_bytes, compare
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._predictions: Tensor | None = None
 
@@ -84,8 +86,8 @@ class CalibratedNetwork:
     def grams(self) -> Iterator[tuple[str, Tensor]]:
         """For each layer the second moment of its inputs in the dense network."""
         names = [node.name for node in self.graph.inputs]
-        size = _MICRO_BATCH.get(self.samples_device.type, 100)
-        stream = Stream(self.graph, self.graph.parameters, cut(*self.samples.split(self.samples.count), names, size))
+        batches = cut(*self.samples.split(self.samples.count), names, self._at_once)
+        stream = Stream(self.graph, self.graph.parameters, batches)
         for layer in self.layers:
             stream.advance(layer.position)
             yield layer.parameter, gram_of_inputs(layer, (stream[i][layer.input] for i in range(stream.fitted)))
@@ -93,7 +95,9 @@ class CalibratedNetwork:
     def trials(self) -> Iterator[Trial]:
         """Every layer of the dense network, to be changed alone."""
         judged, _ = self.samples.split(judged_samples(self.graph, self.samples.count))
-        yield from Trials(self.graph, self.layers, self.samples, judged)
+        trials = Trials(self.graph, self.layers, self.samples, judged)
+        self._compare(trials.at_once)
+        yield from trials
 
     def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
         """Layers whose gradients fit in memory together; a layer that is too large comes alone."""
@@ -152,8 +156,15 @@ class CalibratedNetwork:
         return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
 
     def _ranges(self, count: int) -> Iterator[tuple[int, int]]:
-        size = _MICRO_BATCH.get(self.samples_device.type, 100)
+        size = self._at_once
         return ((begin, min(begin + size, count)) for begin in range(0, count, size))
+
+    @cached_property
+    def _at_once(self) -> int:
+        """How many samples go through the network at once, at most."""
+        size = min(_MICRO_BATCH.get(self.samples_device.type, 100), self.samples.count)
+        self._compare(size)
+        return size
 
     @property
     def samples_device(self) -> torch.device:

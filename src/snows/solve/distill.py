@@ -64,7 +64,7 @@ class Distillation:
         """
         batch = min(self.settings.batch, self.fitted.count)
         device = next(iter(parameters.values())).device
-        pieces = max(_pieces(self.graph, batch, self.memory), math.ceil(batch / ending_soon(self.graph, device)))
+        pieces = _pieces(self.graph, batch, self.memory, device)
         while True:
             try:
                 with one_out_of_memory():
@@ -249,10 +249,17 @@ class _Gradient:
             variable.grad.add_(gradient)
 
 
-def _pieces(graph: Graph, batch: int, memory: Memory) -> int:
-    """The number of pieces that a batch is cut into, such that a pass through the network fits in memory."""
+def samples_at_once(graph: Graph, fitted: int, settings: DistillSettings, memory: Memory, device: torch.device) -> int:
+    """How many samples go through the network at once, at most."""
+    batch = min(settings.batch, fitted)
+    return max(batch // _pieces(graph, batch, memory, device), min(_VARIANCE_SAMPLES, fitted))
+
+
+def _pieces(graph: Graph, batch: int, memory: Memory, device: torch.device) -> int:
+    """The number of pieces that a batch is cut into, such that a pass fits in memory, and ends within seconds."""
     sample_bytes = _COPIES * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    return min(batch, math.ceil(batch * sample_bytes / memory.total))
+    fitting = min(batch, math.ceil(batch * sample_bytes / memory.total))
+    return max(fitting, math.ceil(batch / ending_soon(graph, device)))
 
 
 def _random_samples(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:

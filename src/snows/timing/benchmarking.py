@@ -15,7 +15,7 @@ from torch import nn
 
 from ..caller import Stoppable, own_surroundings
 from ..devices.device import as_device, best_device, placed
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..events import Listener, Working
 from ..exports.base import Saved
 from ..exports.reading import read_saved
@@ -89,8 +89,8 @@ def bench(
         [('0', 'CSR, MKL', [1])]
     """
     sizes = _check_batches(batches)
-    if not limit > 0:
-        raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(f"limit is {shown(limit)}; expected a number of seconds above 0")
     place = as_device(device) or best_device()
     chosen, ways, half = check_engines(engines, place), chosen_modes(modes, place), chosen_dtype(dtype, place)
     with (
@@ -106,7 +106,7 @@ def bench(
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(dict.fromkeys(batches))
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ArgumentError(f"batches is {batches!r}; expected batch sizes of 1 or more")
+        raise ArgumentError(f"batches is {shown(batches)}; expected batch sizes of 1 or more")
     return sizes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 
 from ..caller import Stoppable, own_surroundings
 from ..data.samples import check_seed
+from ..data.usable import require_module
 from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Event, Listener, Retrained, RetrainingStarted, TrainingStep
 from ..listeners.progress import Listeners, listening
+from ..reading import as_path
 from ..results.folder import digest, versions
 from ..results.reading import read_result
 from ..results.report import Report, add, fold
@@ -110,15 +113,13 @@ def retrain(
         >>> better.report.retraining.after["kl"] < better.report.retraining.before["kl"]
         True
     """
-    settings = TrainingSettings(
-        epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, bool(flip), bool(amp)
-    )
+    settings = TrainingSettings(epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, flip, amp)
     check_seed(seed)
+    folder = None if resume is None else as_path(resume, "resume")
     place = as_device(device)
     result = _as_result(pruned, model, trust)
     report = fold((), result.report)
     started = time.perf_counter()
-    folder = None if resume is None else Path(resume)
     with (
         Stoppable(partial(kept_epochs, folder, "resume=DIR", "call")),
         listening(progress, _BEGINNING) as listener,
@@ -183,7 +184,7 @@ class _Training:
     def _begun(self, steps: Steps, training: Feed, judging: Feed, teacher: str | None) -> Checkpoint:
         """Before the first epoch, or after those that an earlier call had finished."""
         _seeded(self.seed, 0, steps.device)
-        held_out, count = self._judged(judging)
+        held_out, count = self._judged(judging, 0)
         if training.labels is not None:
             self.objective.check(training.labels, len(training.labels))
         self.notify(
@@ -218,8 +219,8 @@ class _Training:
             steps.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter)
         return replace(state, history=tuple(replace(ended, recalled=True) for ended in state.history))
 
-    def _judged(self, judging: Feed) -> tuple[dict[str, float], int]:
-        """Figures of the held-out samples, and their number."""
+    def _judged(self, judging: Feed, epoch: int) -> tuple[dict[str, float], int]:
+        """Figures of the held-out samples after an epoch, and the number of samples."""
         counts: list[int] = []
 
         def counted() -> Iterator[Any]:
@@ -227,7 +228,18 @@ class _Training:
                 counts.append(call.count)
                 yield call
 
-        return self.objective.judge(self.network, counted()), sum(counts)
+        figures = self.objective.judge(self.network, counted())
+        self._require_finite(figures, epoch)
+        return figures, sum(counts)
+
+    def _require_finite(self, figures: Mapping[str, float], epoch: int) -> None:
+        if all(math.isfinite(value) for value in figures.values()):
+            return
+        what = f"{type(self.network).__name__} gives NaN or infinity on the held-out samples"
+        if epoch == 0:
+            raise InputError(f"{what}; look at its weights, and at how the data is normalized")
+        rate = self.settings.lr_of(epoch)
+        raise InputError(f"{what} after epoch {epoch}; use a smaller learning rate than {rate:g}")
 
     def _epoch(self, epoch: int, state: Checkpoint, steps: Steps, training: Feed, judging: Feed) -> Checkpoint:
         lr = self.settings.lr_of(epoch)
@@ -237,7 +249,7 @@ class _Training:
         loss = float(torch.stack(losses).cpu().double().mean())
         if not loss < float("inf"):
             raise InputError(f"the training loss of epoch {epoch} is {loss}; use a smaller learning rate than {lr:g}")
-        held_out, _ = self._judged(judging)
+        held_out, _ = self._judged(judging, epoch)
         best = self.objective.is_better(held_out, next(e.held_out for e in reversed(state.history) if e.best))
         ended = EpochEnded(epoch, self.settings.epochs, lr, loss, held_out, len(losses), best)
         self.notify(ended)
@@ -319,8 +331,7 @@ def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
     if teacher is None:
         return AgainstLabels()
-    if not isinstance(teacher, nn.Module):
-        raise ArgumentError(f"teacher is a {type(teacher).__name__}; expected the dense network, an nn.Module")
+    require_module(teacher, "teacher")
     return AgainstTeacher(move(copy.deepcopy(teacher), device).eval().requires_grad_(False))
 
 
