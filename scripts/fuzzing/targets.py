@@ -20,7 +20,7 @@ from snows.masks.given import given_masks
 from snows.patterns import PatternRules
 from snows.plan import make_plan
 from snows.recipe import DEFAULT, Recipe
-from snows.results import journal, manifest, storage
+from snows.results import journal, manifest, storage, store
 from snows.results.folder import CELLS, Folder
 
 from .mutations import (
@@ -106,7 +106,7 @@ def resume_folder(case: Case) -> None:
         content = spoil_safetensors(case.random, files.pop(name), case.world.weights)
         honest = case.random.random() < 0.8  # a name that says it is whole
         place = name.rpartition("-")[0]
-        digest = journal.digest_for(case.world.settings, place.removeprefix("layers/"), content)
+        digest = store.digest_for(case.world.settings, place.removeprefix("layers/"), content)
         files[f"{place}-{digest}.safetensors" if honest else name] = content
     for key, content in files.items():
         case.write(f"resume/{key}", content)

@@ -28,7 +28,7 @@ from snows.data.sources import DataConfig, load_data
 from snows.data.weights import read_state
 from snows.patterns import PatternRules
 from snows.recipe import Recipe
-from snows.results import journal, probe
+from snows.results import journal, probe, store
 from snows.results.folder import Folder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -216,7 +216,7 @@ def test_a_finished_layer_that_is_not_ours_is_done_again(
 ) -> None:
     kept = journal.DiskJournal(tmp_path / "resume", {}, torch.device("cpu"))
     data = save(tensors, metadata={"note": note})
-    name = f"sweep00-layer0000-{journal.digest_for({}, 'sweep00-layer0000', data)}.safetensors"
+    name = f"sweep00-layer0000-{store.digest_for({}, 'sweep00-layer0000', data)}.safetensors"
     (tmp_path / "resume" / "layers" / name).write_bytes(data)
     with pytest.warns(snows.SnowsWarning, match="is damaged"):
         assert kept.recall(0, 0) is None

@@ -1,36 +1,26 @@
 """The finished layers of a run, kept in a folder, so that an interrupted run can go on.
 
-The name of a file ends with a digest of its content and of what it is for: the run, the sweep and the layer. Damaged
-and exchanged files are noticed, and such a layer is solved again, with all layers after it. Everything random depends
-on the seed, the sweep and the layer alone, so a resumed run ends with the same weights as an uninterrupted one.
+A layer whose file is damaged is solved again, with all layers after it. Everything random depends on the seed, the
+sweep and the layer alone, so a resumed run ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-import math
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
-from ..errors import InputError, SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
-from ..reading import entries, is_file, is_folder, read_bytes
 from ..solve.layer import SolvedLayer
-from .files import write_whole
 from .folder import Folder
+from .store import Store, kept
 
 _LAYERS = "layers"
-DIGEST = 32  # hexadecimal digits
-_T = TypeVar("_T")
 
 
 class Journal:
@@ -58,16 +48,12 @@ class DiskJournal(Journal):
 
     def __init__(self, path: Path, settings: dict[str, Any], device: torch.device) -> None:
         self.folder = Folder(path, settings)
-        self.folder.check()
         self.device = device
+        self._store = Store(self.folder, _LAYERS)
         self._gap = False  # whether a layer was missing or damaged: nothing after it is used
-        self.folder.begin(_LAYERS)
-        for path in entries(self._place):
-            if not is_file(path):
-                raise InputError(f"{path} is no regular file, so none of ours; remove it or choose another folder")
 
     def recall(self, sweep: int, index: int) -> SolvedLayer | None:
-        solved = self._read(_layer(sweep, index), _as_solved)
+        solved = None if self._gap else self._store.read(_layer(sweep, index), self._as_solved)
         if solved is None:
             self._gap = True
         else:
@@ -75,48 +61,25 @@ class DiskJournal(Journal):
         return solved
 
     def record(self, sweep: int, index: int, solved: SolvedLayer) -> None:
-        facts = dataclasses.asdict(solved.solve)  # JSON has no NaN
-        note = {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in facts.items()}
-        self._write(_layer(sweep, index), _named(solved.masks, solved.weights), json.dumps(note))
+        parts = {"mask": solved.masks, "weight": solved.weights}
+        self._store.write(_layer(sweep, index), parts, dataclasses.asdict(solved.solve))
 
     def recall_choice(self, sweep: int) -> Choice | None:
-        return self._read(_start(sweep), _as_choice)
+        return None if self._gap else self._store.read(_start(sweep), self._as_choice)
 
     def record_choice(self, sweep: int, choice: Choice) -> None:
-        self._write(_start(sweep), _named(choice.masks, choice.weights), "")
+        self._store.write(_start(sweep), {"mask": choice.masks, "weight": choice.weights}, None)
 
-    def _write(self, name: str, tensors: dict[str, Tensor], note: str) -> None:
-        copies = {  # safetensors refuses tensors that share memory
-            key: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for key, tensor in tensors.items()
-        }
-        data = save(copies, metadata={"note": note})
-        for old in self._files(name):
-            old.unlink()
-        write_whole(self._place / f"{name}-{digest_for(self.folder.settings, name, data)}.safetensors", data)
+    def _as_choice(self, parts: Mapping[str, Mapping[str, Tensor]], note: Any) -> Choice:
+        masks, weights = (
+            {name: tensor.to(self.device) for name, tensor in parts[kind].items()} for kind in ("mask", "weight")
+        )
+        return Choice({name: mask.bool() for name, mask in masks.items()}, weights)
 
-    def _read(self, name: str, understand: Callable[[dict[str, Tensor], str], _T]) -> _T | None:
-        """What the tensors and the note of a file mean; None if it is missing or damaged."""
-        files = self._files(name)
-        if not files or self._gap:
-            return None
-        try:
-            data = read_bytes(files[0])
-            if not files[0].stem.endswith(digest_for(self.folder.settings, name, data)):
-                raise ValueError("its content is not what was written for this layer of this run")
-            tensors = {key: tensor.to(self.device) for key, tensor in load(data).items()}
-            note = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]["note"]
-            return understand(tensors, note)
-        except Exception as error:  # an undamaged file may still be none of ours
-            reason = str(error) or type(error).__name__
-            warnings.warn(f"{files[0]} is damaged ({reason}); it is done again", SnowsWarning, stacklevel=2)
-            return None
-
-    def _files(self, name: str) -> list[Path]:
-        return _files(self.folder.path, name)
-
-    @property
-    def _place(self) -> Path:
-        return self.folder.path / _LAYERS
+    def _as_solved(self, parts: Mapping[str, Mapping[str, Tensor]], note: Any) -> SolvedLayer:
+        facts = {**note, "losses": tuple(note["losses"]), "cg_residuals": tuple(map(tuple, note["cg_residuals"]))}
+        choice = self._as_choice(parts, note)
+        return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 
 
 def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device) -> Journal:
@@ -126,7 +89,7 @@ def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]]
 
 def count_solves(folder: Path) -> int:
     """How many solves of layers a journal keeps, over all sweeps. Layers that are solved together count once."""
-    return len(_files(folder, "sweep*-layer*"))
+    return len(kept(folder / _LAYERS, "sweep*-layer*"))
 
 
 def kept_solves(folder: Path | None, option: str, again: str) -> str:
@@ -139,41 +102,9 @@ def kept_solves(folder: Path | None, option: str, again: str) -> str:
     return f"{solves} layer {'solve is' if solves == 1 else 'solves are'} kept in {folder}; the same {again} continues"
 
 
-def _files(folder: Path, name: str) -> list[Path]:
-    place = folder / _LAYERS
-    return sorted(place.glob(f"{name}-{'[0-9a-f]' * DIGEST}.safetensors")) if is_folder(place) else []
-
-
-def _named(masks: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks and weights in one table, as `_as_choice` reads it."""
-    named = {f"mask:{name}": mask for name, mask in masks.items()}
-    return named | {f"weight:{name}": weight for name, weight in weights.items()}
-
-
-def _as_choice(tensors: Mapping[str, Tensor], note: str) -> Choice:
-    parts: dict[str, dict[str, Tensor]] = {"mask": {}, "weight": {}}
-    for key, tensor in tensors.items():
-        kind, _, name = key.partition(":")
-        parts[kind][name] = tensor
-    return Choice({name: mask.bool() for name, mask in parts["mask"].items()}, parts["weight"])
-
-
-def _as_solved(tensors: Mapping[str, Tensor], note: str) -> SolvedLayer:
-    facts: dict[str, Any] = {key: math.nan if value is None else value for key, value in json.loads(note).items()}
-    facts |= {"losses": tuple(facts["losses"]), "cg_residuals": tuple(map(tuple, facts["cg_residuals"]))}
-    choice = _as_choice(tensors, note)
-    return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
-
-
 def _layer(sweep: int, index: int) -> str:
     return f"sweep{sweep:02d}-layer{index:04d}"
 
 
 def _start(sweep: int) -> str:
     return f"sweep{sweep:02d}-start"
-
-
-def digest_for(settings: Mapping[str, Any], name: str, data: bytes) -> str:
-    """Of a file's content, of the run that it belongs to, and of what it is for in this run."""
-    run = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:DIGEST]

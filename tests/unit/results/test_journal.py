@@ -154,7 +154,7 @@ def test_exchanged_files_are_noticed(tmp_path: Path, places: tuple[str, str]) ->
     one.rename(other_name)
     again = journal(tmp_path)
     sweep, _, index = places[0].removeprefix("sweep").partition("-layer")
-    with pytest.warns(snows.SnowsWarning, match="not what was written for this layer of this run"):
+    with pytest.warns(snows.SnowsWarning, match=r"not what was written for sweep0\d-\w+ of this run"):
         assert (again.recall(int(sweep), int(index)) if index else again.recall_choice(0)) is None
 
 
