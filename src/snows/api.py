@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +15,7 @@ from .data.usable import require_module
 from .devices.device import as_device
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
-from .events import Listener
-from .listeners.progress import listening
+from .listeners.progress import Listeners, listening
 from .patterns import PatternRules
 from .plan import Names, as_names
 from .reading import as_path
@@ -45,7 +43,7 @@ def prune(
     effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Listener | Sequence[bool | Listener] = True,
+    progress: Listeners = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -129,7 +127,7 @@ def prune(
         return _run(task, progress)
 
 
-def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
+def _run(task: Task, progress: Listeners) -> Result:
     with listening(progress) as listener, open_run(task, listener) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
         run.distill()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .caller import own_surroundings
 from .data.permuting import permuted
-from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
+from .data.preparation import Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.device import device_of
@@ -48,7 +48,7 @@ from .patterns import Pattern, PatternRules
 from .patterns.budgets import spread_out
 from .plan import Plan, make_plan
 from .recipe import LEAST_HELD_OUT, Recipe
-from .results.folder import describe, digest
+from .results.folder import describe, digest, versions
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
@@ -63,7 +63,6 @@ from .solve.layer import SolvedLayer, Turn, contiguous
 from .solve.limits import Limits
 from .solve.problem import LayerProblem
 from .solve.settings import Settings, resolve
-from .version import __version__
 
 _CHOOSING, _SOLVING = "choosing masks", "solving layers"  # phases
 
@@ -106,7 +105,7 @@ def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
         for listener in listeners:
             listener(event)
 
-    with ONE_AT_A_TIME, own_surroundings(device_of(task.model, task.device), notify), one_out_of_memory():
+    with own_surroundings(device_of(task.model, task.device), notify), one_out_of_memory():
         yield Run(task, events, notify)
 
 
@@ -324,7 +323,7 @@ class Run:
             "memory": task.memory,
             "recipe": dataclasses.asdict(task.recipe),
             "device": self.phases.device_name,
-            "versions": _versions(),
+            "versions": versions(),
         }
 
     @cached_property
@@ -389,11 +388,7 @@ class Run:
             held_out_samples=self.held_out.count,
             seed=task.seed,
             device=self.phases.device_name,
-            versions=_versions(),
+            versions=versions(),
             flops=flops.total,
             attention_flops=flops.attention,
         )
-
-
-def _versions() -> dict[str, str]:
-    return {"snows": __version__, "torch": str(torch.__version__)}

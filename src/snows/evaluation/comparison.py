@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,23 +16,21 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
-from ..caller import Stoppable
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import capturing_once, prepare
 from ..data.samples import check_flag, check_labels, check_seed, read_samples
 from ..data.usable import require_module
 from ..devices.device import as_device, device_of
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
-from ..events import DistillStep, Event, LayerStarted
-from ..listeners.base import Progress
-from ..listeners.progress import open_progress
+from ..events import DistillStep, Event, LayerStarted, Listener, Working
+from ..listeners.progress import Listeners, listening
 from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
 from ..reading import as_path
 from ..recipe import Effort, Recipe, as_recipe
-from ..results.folder import Folder, digest
+from ..results.folder import Folder, digest, versions
 from ..results.report import finite
-from ..version import __version__
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
 from .table import Comparison, ComparisonInterrupted, Row, kept_networks
@@ -61,12 +59,12 @@ def compare(
     permute: bool = False,
     memory: int | str | None = None,
     out: str | Path | None = None,
-    progress: bool = True,
+    progress: Listeners = True,
 ) -> Comparison:
     """Prune with every mask to every pattern, without and with SNOWS, and put the networks side by side.
 
     Args:
-        model, layers, exclude, horizon, recipe, effort, device, seed, permute, memory: As for `snows.prune`.
+        model, layers, exclude, horizon, recipe, effort, device, seed, permute, memory, progress: As for `snows.prune`.
         calibration: As for `snows.prune`. It is read once, so all networks see the same samples.
         patterns: One pattern or a list of them, each as for `snows.prune`.
         masks: One mask, a list, or {name: mask}, each as for `snows.prune`. Complete masks take no pattern.
@@ -76,7 +74,6 @@ def compare(
             the calibration data.
         out: A folder that keeps every finished network's figures. The same call continues where it was stopped, also
             with more patterns and masks. A folder made with other settings is refused.
-        progress: Whether to show a progress bar on standard error.
 
     Returns:
         A row of figures for each network, the dense one first. A network that cannot be made is a row with its error,
@@ -103,7 +100,6 @@ def compare(
     _check_arguments(model, test, test_labels, labels)
     check_seed(seed)
     check_flag("permute", permute)
-    check_flag("progress", progress)
     if test is None:
         warnings.warn(
             "there are no test samples: only sparsity, time and memory are compared; "
@@ -115,16 +111,18 @@ def compare(
         "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
         "labels": labels, "device": as_device(device), "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
-    task = _Task(model, _read_once(calibration), test, test_labels, options)
-    table = _open_table(task, cells, out)
-    with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
-        try:
-            task.check_fit([cell.pattern for cell in table.pending])
-            if table.folder is not None:
-                table.folder.require_writable()
-            _fill(table, task, progress)
-        except KeyboardInterrupt:
-            raise ComparisonInterrupted(table.comparison()) from None
+    place = device_of(model, device)
+    with listening(progress, "dense") as notify, own_surroundings(place, notify), capturing_once(model):
+        task = _Task(model, _read_once(calibration), test, test_labels, options)
+        table = _open_table(task, cells, out)
+        with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")):
+            try:
+                task.check_fit([cell.pattern for cell in table.pending])
+                if table.folder is not None:
+                    table.folder.require_writable()
+                _fill(table, task, notify)
+            except KeyboardInterrupt:
+                raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 
@@ -156,7 +154,7 @@ class _Task:
             **self.options,
             "recipe": dataclasses.asdict(self.options["recipe"]),
             "device": torch.cuda.get_device_name(device) if on_cuda else str(device),
-            "versions": {"snows": __version__, "torch": str(torch.__version__)},
+            "versions": versions(),
         }
 
     def check_fit(self, patterns: list[Any]) -> None:
@@ -164,21 +162,21 @@ class _Task:
         if not patterns:
             return
         options = self.options
-        with _without_warnings(), torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        with _without_warnings():
             with_labels = options["labels"] == "given"
             graph = prepare(self.model, self.data, options["device"], options["seed"], with_labels).graph
             for pattern in patterns:
                 rules = None if pattern is None else PatternRules.parse(pattern)
                 make_plan(graph, rules, 0, options["layers"], options["exclude"])
 
-    def run(self, cell: Cell, bar: Progress) -> Row:
-        """Make one network. A failure is a row, too."""
+    def run(self, cell: Cell, working: Callable[[str], None]) -> Row:
+        """Make one network, and say where it is. A failure is a row, too."""
 
         def describe(event: Event) -> None:
             if isinstance(event, LayerStarted | DistillStep):
-                bar.describe(f"{cell.row.name}: {event}")
+                working(str(event))
 
-        bar.describe(cell.row.name)
+        working("")
         solver: Literal["newton"] | None = "newton" if cell.snows else None
         try:
             result = prune(
@@ -245,16 +243,20 @@ def _open_table(task: _Task, cells: list[Cell], out: str | Path | None) -> _Tabl
     return _Table(settings, cells, [cell for cell in cells if cell.file not in rows], rows, folder)
 
 
-def _fill(table: _Table, task: _Task, progress: bool) -> None:
+def _fill(table: _Table, task: _Task, notify: Listener) -> None:
     """Evaluate the dense network, then make every pending one."""
-    done = len(table.cells) - len(table.pending)
-    with open_progress("dense", len(table.cells), done, shown=progress) as bar:
-        if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
-            table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
-        for cell in table.pending:
-            row = _with_drop(task.run(cell, bar), table.rows[_DENSE])
-            table.add(cell.file, row, cell.source)
-            bar.advance()
+    total = len(table.cells)
+    reused = total - len(table.pending)
+    notify(Working("dense", reused, total))
+    if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
+        table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
+    for done, cell in enumerate(table.pending, reused):
+
+        def working(detail: str, name: str = cell.row.name, done: int = done) -> None:
+            notify(Working(name, done, total, detail))
+
+        row = _with_drop(task.run(cell, working), table.rows[_DENSE])
+        table.add(cell.file, row, cell.source)
 
 
 def _finished(folder: Folder, cells: list[Cell]) -> dict[str, Row]:

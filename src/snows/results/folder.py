@@ -20,6 +20,7 @@ from ..data.weights import read_state
 from ..errors import InputError, shown
 from ..masks.given import is_mask_file
 from ..reading import entries, is_file, is_folder, read_json
+from ..version import __version__
 from .files import check_writable, write_whole
 from .storage import refuse_existing
 
@@ -31,6 +32,8 @@ _DIGESTS = {
     "test": "the test samples",
     "training": "the training samples",
     "held_out": "the held-out samples",
+    "masks": "the masks",
+    "trained": "the parameters that are trained",
     "teacher": "the teacher's weights",
 }
 
@@ -106,6 +109,11 @@ def digest(value: Any) -> str:
     hasher = hashlib.sha256()
     _feed(hasher, value)
     return hasher.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the bits of a run."""
+    return {"snows": __version__, "torch": str(torch.__version__)}
 
 
 def describe(value: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from ..data.samples import Samples
-from ..devices.cuda_graph import Replayed
+from ..devices.cuda_graph import ReplayedOn
 from ..devices.memory import Memory, one_out_of_memory
 from ..errors import SnowsWarning
 from ..events import Distilled, DistillStep, Listener, ignore
@@ -236,20 +236,14 @@ class _Gradient:
     """
 
     def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor]) -> None:
-        leaves: list[Any] = []
-        self._leaves, self._variables = leaves, variables
-        self._pass = Replayed(
-            lambda: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
+        self._variables = variables
+        self._pass = ReplayedOn(
+            lambda leaves: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
         )
 
     def add(self, leaves: list[Any]) -> None:
         """For these inputs."""
-        if not self._leaves:
-            self._leaves.extend(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        for recorded, new in zip(self._leaves, leaves, strict=True):
-            if isinstance(recorded, Tensor):
-                recorded.copy_(new)
-        for variable, gradient in zip(self._variables, self._pass(), strict=True):
+        for variable, gradient in zip(self._variables, self._pass(leaves), strict=True):
             if variable.grad is None:
                 variable.grad = torch.zeros_like(variable)  # fused Adam needs the memory layout of the variable
             variable.grad.add_(gradient)
