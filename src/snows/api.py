@@ -11,6 +11,7 @@ from torch import nn
 
 from .data.preparation import as_device
 from .data.samples import check_seed
+from .devices.distributed.group import current_ranks
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
 from .events import Listener
@@ -21,8 +22,9 @@ from .recipe import Effort, Recipe, as_recipe
 from .results.journal import kept_solves
 from .results.report import fold
 from .results.result import Result
-from .run import Task, open_run
+from .run import open_run
 from .solve.cascade import cascade, mask_group, solve_group
+from .task import Task
 
 __all__ = ["Result", "prune"]
 
@@ -131,7 +133,8 @@ def prune(
 
 
 def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
-    with listening(progress) as listener, open_run(task, listener) as run:
+    ranks = current_ranks()
+    with listening(progress if ranks.is_first else False) as listener, open_run(task, listener, ranks=ranks) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
         if task.readjusts:
             run.distill()

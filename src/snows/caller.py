@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +41,18 @@ def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
+        yield
+
+
+def quiet_unless(shown: bool) -> AbstractContextManager[None]:
+    """Inside, our warnings are not shown, unless they are to be: of several ranks one shows them."""
+    return nullcontext() if shown else _without_our_warnings()
+
+
+@contextmanager
+def _without_our_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnowsWarning)
         yield
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..data.compact import pack_masks, pack_state
 from ..data.tensors import widened
 from ..data.weights import write_tensors
+from ..devices.distributed.group import writes_files
 from ..errors import InputError
 from ..recipe import Recipe
 from ..version import __version__
@@ -74,6 +75,8 @@ class Result:
             compact: Store kept weights only, in a smaller file that `snows.load` expands.
             force: Replace the folder if it holds a saved result and nothing else.
 
+        Of several processes that pruned together, the first one writes; the others return at once.
+
         Returns:
             The folder.
 
@@ -91,6 +94,8 @@ class Result:
             ['manifest.json', 'masks.safetensors', 'model.safetensors']
         """
         directory = Path(directory)
+        if not writes_files():
+            return directory
         refuse_existing(directory, force)
         try:
             with new_folder(directory) as folder:
