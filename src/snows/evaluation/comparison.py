@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, Dataset
 from ..api import prune
 from ..data.preparation import as_device, capturing_once, prepare
 from ..data.samples import read_samples
+from ..devices.distributed.group import apart, current_ranks
+from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted
@@ -109,11 +111,12 @@ def compare(
         "labels": labels, "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
-    table = _open_table(task, cells, out)
+    ranks = current_ranks()
+    table = _open_table(task, cells, out, ranks)
     with capturing_once(model):
         task.check_fit([cell.pattern for cell in table.pending])
         try:
-            _fill(table, task, progress)
+            _fill(table, task, progress, ranks)
         except KeyboardInterrupt as stop:
             raise ComparisonInterrupted(table.comparison()) from stop
     table.write()
@@ -229,23 +232,28 @@ class _Table:
             self.folder.write("comparison.md", self.comparison().to_markdown())
 
 
-def _open_table(task: _Task, cells: list[Cell], out: str | Path | None) -> _Table:
+def _open_table(task: _Task, cells: list[Cell], out: str | Path | None, ranks: Ranks) -> _Table:
+    """Only the first of several ranks has the folder."""
     settings = task.settings()
-    folder = None if out is None else Folder(Path(out), settings)
-    rows = {} if folder is None else _finished(folder, cells)
+    folder = None if out is None or not ranks.is_first else Folder(Path(out), settings)
+    rows = ranks.from_first(lambda: {} if folder is None else _finished(folder, cells))
     return _Table(settings, cells, [cell for cell in cells if cell.file not in rows], rows, folder)
 
 
-def _fill(table: _Table, task: _Task, progress: bool) -> None:
-    """Evaluate the dense network, then make every pending one."""
+def _fill(table: _Table, task: _Task, progress: bool, ranks: Ranks) -> None:
+    """Evaluate the dense network, then make every pending one. Of several ranks each makes one at a time."""
     done = len(table.cells) - len(table.pending)
-    with open_progress("dense", len(table.cells), done, shown=progress) as bar:
+    with open_progress("dense", len(table.cells), done, shown=progress and ranks.is_first) as bar:
         if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
             table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
-        for cell in table.pending:
-            row = _with_drop(task.run(cell, bar), table.rows[_DENSE])
-            table.add(cell.file, row, cell.source)
-            bar.advance()
+        for first in range(0, len(table.pending), ranks.size):
+            cells = table.pending[first : first + ranks.size]
+            with apart():
+                own = task.run(cells[ranks.rank], bar) if ranks.rank < len(cells) else None
+            for cell, row in zip(cells, ranks.gathered(own), strict=False):
+                assert row is not None
+                table.add(cell.file, _with_drop(row, table.rows[_DENSE]), cell.source)
+                bar.advance()
 
 
 def _finished(folder: Folder, cells: list[Cell]) -> dict[str, Row]:

@@ -138,6 +138,8 @@ class Result:
 
 def save_or_rescue(result: Result, directory: Path, compact: bool, force: bool) -> None:
     """Save at the end of a command, where the result would be lost if somebody took the folder meanwhile."""
+    if not writes_files():
+        return
     try:
         refuse_existing(directory, force)
     except InputError as error:

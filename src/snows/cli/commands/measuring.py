@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...devices.distributed.launch import connected
 from ...errors import ArgumentError, InputError
 from ..app import app
 from ..arguments import (
@@ -181,7 +182,8 @@ def compare(
         "memory": memory, "out": out, "progress": not request.quiet,
     }  # fmt: skip
     try:
-        found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
+        with connected(request.device):
+            found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
     except ComparisonInterrupted as stop:
         print_comparison(stop.comparison, as_json, markdown, quiet)
         raise Interrupted(kept_cells(len(stop.comparison.pruned), out)) from stop

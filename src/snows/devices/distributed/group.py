@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from .watch import Watch
 
 T = TypeVar("T")
 
+_apart: ContextVar[bool] = ContextVar("_apart", default=False)
 _TIMEOUT = timedelta(hours=2)  # one rank may evaluate, read or write for long while others wait; the watch is quicker
 
 
@@ -122,7 +123,18 @@ def _out_of_memory(own: BaseException | None) -> SharedOutOfMemoryError:
 
 def current_ranks() -> Ranks:
     """The ranks of the process group that the caller initialized, or this process alone."""
-    return Group(Watch.started()) if _is_connected() and dist.get_world_size() > 1 else ALONE
+    together = _is_connected() and dist.get_world_size() > 1 and not _apart.get()
+    return Group(Watch.started()) if together else ALONE
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Inside, this process works alone, although there is a process group."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
 
 
 def writes_files() -> bool:
@@ -140,7 +152,6 @@ def connected(device: str | None, local_rank: int) -> Iterator[None]:
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(local_rank)
-    signal.signal(signal.SIGTERM, Watch.on_termination)
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT)
     Watch.started()
     try:

@@ -16,6 +16,11 @@ def is_first() -> bool:
     return not started_by_torchrun() or os.environ.get("RANK", "0") == "0"
 
 
+def name_of_rank() -> str:
+    """Before messages of this rank: "rank 2: ". Nothing for the first one, or for a process alone."""
+    return "" if is_first() else f"rank {os.environ['RANK']}: "
+
+
 def connected(device: str | None) -> AbstractContextManager[None]:
     """Inside, the ranks that torchrun started are connected. A process alone goes on as it is.
 

@@ -55,16 +55,6 @@ class Watch:
         if cls._of_process is not None:
             cls._of_process._end(well)
 
-    @classmethod
-    def on_termination(cls, number: int, frame: FrameType | None) -> None:
-        """A handler of SIGTERM: torchrun sends it to all ranks when one has died."""
-        watch = cls._of_process
-        if watch is not None:
-            lost = watch._lost_soon()
-            if lost is not None:
-                raise lost
-        sys.exit(128 + number)
-
     def __init__(self, store: Any) -> None:
         self._group_store = store
         # A client of its own: a call that waits in the store would hold up all others.
@@ -75,6 +65,9 @@ class Watch:
         self._lost: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="snows-watch")
         self._thread.start()
+        with suppress(ValueError):  # signals are the main thread's
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, self._on_termination)
         # A thread that is in a call of the store when Python ends would abort the process.
         atexit.register(lambda: Watch.finish(well=not hasattr(sys, "last_value")))
 
@@ -89,9 +82,16 @@ class Watch:
                 raise
             raise lost from error
 
+    def _on_termination(self, number: int, frame: FrameType | None) -> None:
+        """torchrun sends SIGTERM to all ranks when one has died. The sentence comes first."""
+        lost = self._lost_soon()
+        if lost is not None:
+            raise lost
+        sys.exit(128 + number)
+
     def _lost_soon(self) -> RankLostError | None:
         """The error that names the lost rank; None if all are alive."""
-        with suppress(ValueError):  # signals are the main thread's
+        with suppress(ValueError):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._patience = _DEAD_IF_SUSPECTED
         self._found.wait(_DEAD_IF_SUSPECTED + 4 * _BEAT)
@@ -118,21 +118,23 @@ class Watch:
             beats += 1
             try:
                 self._store.set(f"beat/{self._rank}", str(beats))
-                for rank in heard:
-                    self._listen(rank, heard)
+                self._listen(heard)
             except RuntimeError:  # the store is gone, and with it the process that held it
                 if not self._stopped.is_set():
                     self._lose(0)
 
-    def _listen(self, rank: int, heard: dict[int, tuple[str, float]]) -> None:
+    def _listen(self, heard: dict[int, tuple[str, float]]) -> None:
         """Before its first beat a rank may still be busy elsewhere. After its last one it may be gone."""
-        key, now = f"beat/{rank}", time.monotonic()
-        beat = self._store.get(key).decode() if self._store.check([key]) else ""
-        last, since = heard[rank]
-        if beat != last:
-            heard[rank] = (beat, now)
-        elif last not in ("", _DONE) and now - since > self._patience:
-            self._lose(rank)
+        now = time.monotonic()
+        for rank, (last, _) in heard.items():
+            key = f"beat/{rank}"
+            beat = self._store.get(key).decode() if self._store.check([key]) else ""
+            if beat != last:
+                heard[rank] = (beat, now)
+        silent = {rank: since for rank, (beat, since) in heard.items() if beat not in ("", _DONE)}
+        longest = min(silent, key=lambda rank: silent[rank], default=None)
+        if longest is not None and now - silent[longest] > self._patience:
+            self._lose(longest)
 
     def _lose(self, rank: int) -> None:
         self._lost = rank
@@ -146,6 +148,9 @@ class Watch:
     def _end(self, well: bool) -> None:
         Watch._of_process = None
         self._stopped.set()
+        with suppress(ValueError):
+            if signal.getsignal(signal.SIGTERM) == self._on_termination:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._thread is not threading.current_thread():
             self._thread.join()
         if well:
