@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from .data.preparation import as_device
+from .caller import Stoppable
 from .data.samples import check_seed
+from .devices.device import as_device
 from .devices.distributed.group import current_ranks
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
@@ -70,7 +72,7 @@ def prune(
         recipe: "paper" or a `Recipe`. Default: the recipe of the effort.
         effort: "fast": what a laptop can do in minutes with 128 to 256 samples. "default": the best that its cost is
             worth. "best": for a GPU and patience. A recipe overrides it.
-        device: Where to work. Default: where the model is.
+        device: Where to work. Default: where the model is. Not "mps", which has no double precision.
         seed: Of the order of the samples, and of random probes.
         progress: True for a progress bar, or for log lines where there is no terminal. Or a callable that gets every
             `Event`, such as those of `snows.listeners`; or a list of these.
@@ -126,10 +128,8 @@ def prune(
         resume=_as_folder(resume),
         memory=as_bytes(memory),
     )
-    try:
+    with Stoppable(partial(kept_solves, task.resume, "resume=DIR", "call")):
         return _run(task, progress)
-    except KeyboardInterrupt:  # raised anew: where in the solver it happened is of no use to the caller
-        raise KeyboardInterrupt(kept_solves(task.resume, "resume=DIR", "call")) from None
 
 
 def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:

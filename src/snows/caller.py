@@ -1,4 +1,4 @@
-"""What belongs to the caller: random state, gradient mode, default device, warning filters, processes.
+"""What belongs to the caller: random state, gradient mode, default and current device, warning filters, processes.
 
 What a run changes of it is put back afterwards.
 """
@@ -9,8 +9,9 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,6 +23,24 @@ _PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
 
 
+class Stoppable:
+    """Within, Ctrl-C raises a `KeyboardInterrupt` that says what is kept.
+
+    Where in our code it happened is of no use to the caller: these frames are cut off, and what they hold is freed.
+    """
+
+    def __init__(self, kept: Callable[[], str] = lambda: "nothing was saved") -> None:
+        self._kept = kept
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type | None, error: BaseException | None, frames: TracebackType | None) -> None:
+        if isinstance(error, KeyboardInterrupt) and frames is not None:
+            frames.tb_next = None
+            error.args, error.__suppress_context__ = (self._kept(),), True
+
+
 @contextmanager
 def cpu_by_default() -> Iterator[None]:
     """Tensors that are made without a device are made on the CPU, whatever the caller's default device."""
@@ -30,13 +49,13 @@ def cpu_by_default() -> Iterator[None]:
 
 
 @contextmanager
-def own_surroundings(device: torch.device | None, notify: Listener) -> Iterator[None]:
-    """Within this context a run has a random state and a gradient mode of its own, and its warnings are events."""
-    on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
+def own_surroundings(device: torch.device, notify: Listener) -> Iterator[None]:
+    """Within this context a run has its own device, random state and gradient mode, and its warnings are events."""
     with (
         _warnings_as_events(notify),
         _threads_that_exist(),
-        torch.random.fork_rng(devices=[device] if on_gpu else []),
+        current_device(device),
+        torch.random.fork_rng(devices=[device] if _is_gpu(device) else []),
         cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
@@ -54,6 +73,16 @@ def _without_our_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnowsWarning)
         yield
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Within this context, streams, recordings and counters of torch are those of this GPU where none is named."""
+    return torch.cuda.device(device) if _is_gpu(device) else nullcontext()
+
+
+def _is_gpu(device: torch.device) -> bool:
+    """Whether it is a GPU of this machine. Any other is refused when the model is moved to it."""
+    return device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
 
 
 @contextmanager

@@ -12,6 +12,8 @@ that a terminal would obey are written as escapes, here and nowhere else.
 
 from __future__ import annotations
 
+_LONGEST_QUOTE = 300  # characters of an error of others
+
 
 def printable(text: str) -> str:
     """The text with escapes for all characters that a terminal would obey, or not show. Line breaks stay."""
@@ -31,6 +33,12 @@ def shown(value: object) -> str:
         return repr(value)
     except Exception:
         return f"a {type(value).__name__}"
+
+
+def first_line(error: BaseException) -> str:
+    """The part of an error of others that fits into a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:_LONGEST_QUOTE] if lines else type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -176,7 +176,8 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
     globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")
-    return tuple(name for glob in globs for name in (read_layer_list(glob) if glob.endswith(SUFFIX) else (glob,)))
+    lists = (read_layer_list(glob, argument) if glob.endswith(SUFFIX) else (glob,) for glob in globs)
+    return tuple(name for listed in lists for name in listed)
 
 
 def _matches(graph: Graph, layer: Layer, words: Iterable[str]) -> bool:

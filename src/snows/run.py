@@ -20,6 +20,7 @@ from .data.permuting import permuted
 from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
+from .devices.device import device_of
 from .devices.distributed.ranks import ALONE, Ranks
 from .devices.memory import Memory, least_of, memory_limits, one_out_of_memory
 from .devices.phases import Phases
@@ -77,7 +78,8 @@ def open_run(task: Task, *listeners: Listener, ranks: Ranks = ALONE) -> Iterator
         for listener in listeners:
             listener(event)
 
-    with ONE_AT_A_TIME, quiet_unless(ranks.is_first), own_surroundings(task.device, notify), one_out_of_memory():
+    device = device_of(task.model, task.device)
+    with ONE_AT_A_TIME, quiet_unless(ranks.is_first), own_surroundings(device, notify), one_out_of_memory():
         yield Run(task, events, notify, ranks)
 
 

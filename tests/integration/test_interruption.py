@@ -8,34 +8,88 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import pytest
 
 import snows
-from snows.events import Event, LayerSolved
+from snows.events import EpochEnded, Event, LayerSolved
+from snows.listeners import Progress
+from snows.masks.magnitude import Magnitude
 from tests.networks import example, make
 
 ROOT = Path(__file__).parents[2]
 RECIPE = snows.Recipe(horizon=1, sweeps=1, cg_steps=2)
+NET, SAMPLES = make("conv-bn").requires_grad_(), example("conv-bn", 24)
+
+
+def pressed(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def stop(event: Event) -> None:
-    if isinstance(event, LayerSolved):
+    if isinstance(event, LayerSolved) or (isinstance(event, EpochEnded) and event.epoch == 2):
         raise KeyboardInterrupt
 
 
+def prune(folder: Path | None) -> None:
+    snows.prune(NET, SAMPLES, "2:4", recipe=RECIPE, progress=stop, resume=folder)
+
+
+def retrain(folder: Path | None) -> None:
+    result = snows.prune(NET, SAMPLES, "2:4", solver=None, progress=False)
+    snows.retrain(result, SAMPLES, teacher=NET, epochs=3, progress=stop, resume=folder)
+
+
+def compare(folder: Path | None) -> None:
+    class Pressing(Magnitude):
+        choose = pressed
+
+    masks = {"magnitude": "magnitude", "pressing": Pressing()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", snows.SnowsWarning)  # there are no test samples
+        snows.compare(NET, SAMPLES, "2:4", masks, recipe=RECIPE, progress=False, out=folder)
+
+
+def sensitivity(folder: Path | None) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Progress, "advance", pressed)
+        snows.sensitivity(NET, SAMPLES, 0.5, progress=False)
+
+
+def bench(folder: Path | None) -> None:
+    with pytest.MonkeyPatch.context() as patched, TemporaryDirectory() as place:
+        saved = snows.prune(NET, SAMPLES, "2:4", solver=None, progress=False).save(f"{place}/pruned")
+        patched.setattr(Progress, "advance", pressed)
+        snows.bench(saved, make("conv-bn"), batches=[1], engines=[], device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "nothing", "kept"),
+    [
+        (prune, "nothing was saved; resume=DIR keeps finished layers", "1 layer solve is kept in {}; the same call"),
+        (retrain, "nothing was saved; resume=DIR keeps finished epochs", "1 epoch is kept in {}; the same call"),
+        (compare, "2 networks finished; out=DIR keeps finished", "2 networks finished and kept in {}; the same call"),
+        (sensitivity, "nothing was saved", "nothing was saved"),
+        (bench, "nothing was saved", "nothing was saved"),
+    ],
+)
 @pytest.mark.parametrize("keeps", [False, True])
-def test_it_says_what_is_kept_without_our_frames(keeps: bool, tmp_path: Path) -> None:
-    resume = tmp_path / "state" if keeps else None
+def test_it_says_what_is_kept_without_our_frames(
+    keeps: bool, call: Callable[[Path | None], None], nothing: str, kept: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state" if keeps else None
     with pytest.raises(KeyboardInterrupt) as stopped:
-        snows.prune(make("conv-bn"), example("conv-bn", 24), "2:4", recipe=RECIPE, progress=stop, resume=resume)
-    words = f"1 layer solve is kept in {resume}; the same call continues" if keeps else "nothing was saved; resume=DIR"
-    assert words in str(stopped.value)
+        call(folder)
+    assert str(stopped.value).startswith(kept.format(folder) if keeps else nothing)
     text = "".join(traceback.format_exception(stopped.value))
     ours = [line for line in text.splitlines() if f"{os.sep}snows{os.sep}" in line and "File " in line]
     assert len(ours) == 1, text
-    assert "in prune" in ours[0]
+    assert f"in {call.__name__}" in ours[0]
 
 
 SCRIPT = """

@@ -127,7 +127,9 @@ def test_code_that_a_folder_names_is_not_run(manifest: bool, tmp_path: Path) -> 
     if not manifest:
         (folder / "manifest.json").unlink()
     with pytest.raises(
-        InputError, match=r"out was made from .*net\.py:make, and code that a folder names is not run; "
+        InputError,
+        match=r"out was made from .*net\.py:make, and code that a folder names is not run; give "
+        r"the model, or trust=True, if you know the code",
     ):
         snows.load(folder)
     assert not (tmp_path / "ran").exists()
@@ -171,9 +173,7 @@ def test_the_embedded_model_is_built_without_trust(trust: bool, tmp_path: Path) 
 
 def test_loading_without_a_name_and_without_a_model_is_refused(result: snows.Result, tmp_path: Path) -> None:
     result.save(tmp_path / "out")
-    with pytest.raises(
-        InputError, match=r"out does not record which model it was made from; pass load\(\.\.\., model="
-    ):
+    with pytest.raises(InputError, match=r"out does not record which model it was made from; give the model$"):
         snows.load(tmp_path / "out")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,9 @@ import numpy as np
 import pytest
 
 import snows
-from snows.events import Event, OperationErrors, WeightFacts, WeightsShown
+from snows.evaluation.tolerance import Sensitivity
+from snows.events import Event, OperationErrors, RunFinished, WeightFacts, WeightsShown
+from snows.results.figures import memory
 from snows.results.report import fold
 from tests.networks import example, make
 from tests.unit.results.test_report import FINISHED, RUN, STARTED, solve, solved
@@ -31,7 +32,7 @@ class Opened:
     """A page, what it printed on the console, and what it asked for."""
 
     page: Any
-    report: dict[str, Any]
+    report: dict[str, Any] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
@@ -48,6 +49,14 @@ class Opened:
         found: list[str] = self.page.eval_on_selector_all(rows, "all => all.map(e => e.textContent)")
         return found
 
+    def assert_fits(self, scheme: str, width: int) -> None:
+        """No error, nothing from a network, nothing wider than the window, and the colors that the reader prefers."""
+        assert self.printed == []
+        assert len(self.requests) == 1  # the page itself
+        assert self.page.evaluate("document.documentElement.scrollWidth") <= width
+        dark = self.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert dark == (scheme == "dark")
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -59,17 +68,23 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+def visit(browser: Any, path: Path, scheme: str = "light", width: int = 1280) -> Opened:
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = Opened(page)
+    page.on("console", lambda message: found.printed.append(message.text))
+    page.on("pageerror", lambda error: found.printed.append(str(error)))
+    page.on("request", lambda request: found.requests.append(request.url))
+    page.goto(path.as_uri())
+    return found
+
+
 @pytest.fixture
 def open_page(browser: Any, tmp_path: Path) -> Any:
     def opened(events: list[Event], scheme: str = "light", width: int = 1280) -> Opened:
         report = fold(events)
         report.to_html(tmp_path / "report.html")
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        found = Opened(page, json.loads(report.to_json()))
-        page.on("console", lambda message: found.printed.append(message.text))
-        page.on("pageerror", lambda error: found.printed.append(str(error)))
-        page.on("request", lambda request: found.requests.append(request.url))
-        page.goto((tmp_path / "report.html").as_uri())
+        found = visit(browser, tmp_path / "report.html", scheme, width)
+        found.report = json.loads(report.to_json())
         return found
 
     return opened
@@ -94,56 +109,105 @@ def run_of(names: list[str], losses: list[float]) -> list[Event]:
 NAMES, LOSSES = ["conv1", "conv10", "conv2", HOSTILE], [0.5, 0.001, 30.0, 0.25]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
-def test_it_opens_without_errors_and_fits(open_page: Any, scheme: str, width: int) -> None:
-    opened = open_page(run_of(NAMES, LOSSES), scheme, width)
-    assert opened.printed == []
-    assert len(opened.requests) == 1  # the page itself
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    dark = opened.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark == (scheme == "dark")
-
-
-def test_charts_draw_what_the_report_says(open_page: Any) -> None:
-    opened = open_page(run_of(NAMES, LOSSES))
-    layers = opened.report["layers"]
-    assert opened.values("chart-loss", "masked") == [[i, e["solves"][0]["loss_masked"]] for i, e in enumerate(layers)]
-    assert opened.values("chart-loss", "snows") == [[i, e["solves"][0]["loss"]] for i, e in enumerate(layers)]
-    assert opened.values("chart-density", "density") == [[i, e["kept"] / e["weights"]] for i, e in enumerate(layers)]
-    assert opened.values("chart-finish", "finish") == opened.report["finish"]["curve"]
-
-
-def test_charts_of_a_real_run_draw_what_its_report_says(browser: Any, open_page: Any) -> None:
+@pytest.fixture(scope="module")
+def real_run() -> list[Event]:
+    """Two sweeps and a last stage. Its first phase did not raise the peak of memory."""
     events: list[Event] = []
     recipe = snows.Recipe(horizon=1, sweeps=2, finish_steps=3)
     snows.prune(make("conv-bn"), example("conv-bn", 32), "0.5", recipe=recipe, progress=events.append)
-    opened = open_page(events)
-    assert opened.printed == []
-    operations = opened.report["operations"]
+    peaks = [None, *(number << 28 for number in range(5, 50))]
+    return [
+        replace(event, phases=tuple(replace(phase, peak_bytes=peaks[at]) for at, phase in enumerate(event.phases)))
+        if isinstance(event, RunFinished)
+        else event
+        for event in events
+    ]
+
+
+@pytest.fixture(scope="module")
+def found_sensitivity() -> Sensitivity:
+    found = snows.sensitivity(make("residual"), example("residual", 60), [0.5, 0.9, "2:4"], layers="*", progress=False)
+    first, *others = found.layers
+    return replace(found, layers=(replace(first, name=HOSTILE), *others))
+
+
+EVERYWHERE = pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 390), ("light", 1280), ("dark", 390), ("dark", 1280)]
+)
+
+
+@EVERYWHERE
+def test_odd_names_fit(open_page: Any, scheme: str, width: int) -> None:
+    open_page(run_of(NAMES, LOSSES), scheme, width).assert_fits(scheme, width)
+
+
+@EVERYWHERE
+def test_charts_of_a_real_run_draw_what_its_report_says(
+    open_page: Any, real_run: list[Event], scheme: str, width: int
+) -> None:
+    opened = open_page(real_run, scheme, width)
+    layers, operations = opened.report["layers"], opened.report["operations"]
     for series, errors in operations["errors"].items():
         assert opened.values("chart-operations", series) == [[place, error] for place, error in enumerate(errors)]
-    bars = "#chart-phases i"
-    drawn = opened.page.eval_on_selector_all(bars, "all => all.map(e => [Number(e.dataset.value), e.offsetWidth])")
-    assert [value for value, _ in drawn] == [phase["seconds"] for phase in opened.report["phases"]]
+    assert opened.values("chart-density", "density") == [[i, e["kept"] / e["weights"]] for i, e in enumerate(layers)]
+    assert opened.values("chart-finish", "finish") == opened.report["finish"]["curve"]
+    assert_phases_are_drawn(opened)
+    assert_losses_of_sweeps_are_drawn(opened)
+    for place in range(len(layers)):
+        assert_layer_is_drawn(opened, place)
+    opened.assert_fits(scheme, width)
+
+
+def assert_phases_are_drawn(opened: Opened) -> None:
+    phases = opened.report["phases"]
+    bars = "all => all.map(e => [Number(e.dataset.value), e.offsetWidth])"
+    drawn = opened.page.eval_on_selector_all("#chart-phases [data-series='phase']", bars)
+    assert [value for value, _ in drawn] == [phase["seconds"] for phase in phases]
     longest = max(drawn)
     assert all(width == pytest.approx(longest[1] * value / longest[0], abs=1.5) for value, width in drawn)
-    for place, layer in enumerate(opened.report["layers"]):
-        opened.page.select_option("#layer-choice", str(place))
-        for series, part in (("dense", "before"), ("snows", "after")):
-            shares = list(map(list, enumerate(layer["picture"][part])))
-            assert opened.values("chart-weights", f"weights-{series}") == shares
-        assert drawn_mask(opened.page) == packed_mask(layer["picture"])
+    texts = "all => all.map(e => e.textContent)"
+    peaks = opened.page.eval_on_selector_all("#chart-phases [data-series='memory']", texts)
+    assert peaks == ["" if phase["peak_bytes"] is None else memory(phase["peak_bytes"]) for phase in phases]
+    assert peaks[:2] == ["", "1.25 GiB"]
+
+
+def assert_losses_of_sweeps_are_drawn(opened: Opened) -> None:
+    solves = [layer["solves"] for layer in opened.report["layers"]]
+    assert solves[0][0]["loss"] != solves[0][1]["loss"]
+    for sweep in (0, 1, 0):
+        opened.page.check(f"input[name=sweep][value='{sweep}']")
+        for series, name in (("masked", "loss_masked"), ("snows", "loss")):
+            assert opened.values("chart-loss", series) == [[at, each[sweep][name]] for at, each in enumerate(solves)]
+        began = [(at, each[sweep]) for at, each in enumerate(solves) if each[sweep]["newton_steps"]]
+        closed = [[at, solve["loss_start"]] for at, solve in began if solve["start"] == "least squares"]
+        assert opened.values("chart-loss", "closed-form") == closed
+        assert closed
+
+
+def assert_layer_is_drawn(opened: Opened, place: int) -> None:
+    layer = opened.report["layers"][place]
+    opened.page.select_option("#layer-choice", str(place))
+    for series, part in (("dense", "before"), ("snows", "after")):
+        shares = list(map(list, enumerate(layer["picture"][part])))
+        assert opened.values("chart-weights", f"weights-{series}") == shares
+    assert drawn_mask(opened.page) == packed_mask(layer["picture"])
+    for number, residuals in enumerate(norms for each in layer["solves"] for norms in each["cg_residuals"]):
+        assert opened.values("chart-cg", f"cg-{number}") == [[step + 1, norm] for step, norm in enumerate(residuals)]
 
 
 def drawn_mask(page: Any) -> list[bool]:
     """Which squares of the picture have the color of kept weights."""
     found: list[bool] = page.evaluate("""() => {
         const { rows, columns } = layers[selected].picture, canvas = document.querySelector("canvas");
-        const pen = canvas.getContext("2d"), wide = canvas.width / columns, found = [];
+        const copy = document.createElement("canvas");  // Chromium complains of canvases that are read often
+        [copy.width, copy.height] = [canvas.width, canvas.height];
+        const pen = copy.getContext("2d", { willReadFrequently: true }), wide = canvas.width / columns, found = [];
+        pen.drawImage(canvas, 0, 0);
+        const snows = getComputedStyle(document.documentElement).getPropertyValue("--snows").trim();
+        const red = parseInt(snows.slice(1, 3), 16);
         const at = (place) => Math.floor((place + 0.3) * wide);
-        const color = (x, y) => pen.getImageData(at(x), at(y), 1, 1).data[0];
-        for (let i = 0; i < rows * columns; i++) found.push(color(i % columns, Math.floor(i / columns)) < 100);
+        const off = (x, y) => Math.abs(pen.getImageData(at(x), at(y), 1, 1).data[0] - red);
+        for (let i = 0; i < rows * columns; i++) found.push(off(i % columns, Math.floor(i / columns)) < 10);
         return found;
     }""")
     return found
@@ -152,6 +216,32 @@ def drawn_mask(page: Any) -> list[bool]:
 def packed_mask(picture: dict[str, Any]) -> list[bool]:
     bits = np.unpackbits(np.frombuffer(base64.b64decode(picture["bits"]), np.uint8))
     return [bool(bit) for bit in bits[: picture["rows"] * picture["columns"]]]
+
+
+@EVERYWHERE
+def test_the_page_of_a_sensitivity(
+    browser: Any, tmp_path: Path, found_sensitivity: Sensitivity, scheme: str, width: int
+) -> None:
+    """Each layer has a chart, with its points where the errors say."""
+    found_sensitivity.to_html(tmp_path / "sensitivity.html")
+    opened = visit(browser, tmp_path / "sensitivity.html", scheme, width)
+    opened.assert_fits(scheme, width)
+    layers = found_sensitivity.layers
+    captions = opened.page.eval_on_selector_all("figcaption", "all => all.map(e => e.textContent)")
+    assert captions == [layer.name for layer in layers]
+    assert opened.page.query_selector_all("img, b b, td b") == []
+    for state, words in (("masked", "mask only"), ("readjusted", "re-adjusted")):
+        points = opened.page.eval_on_selector_all(
+            f"circle.{state}",
+            "all => all.map(e => [e.cx.baseVal.value / 230, e.cy.baseVal.value / 130, e.textContent])",
+        )
+        levels = [level for layer in layers for level in layer.levels if level.unstructured]
+        assert len(points) == len(levels) == 2 * len(layers)
+        for (x, y, title), level in zip(points, levels, strict=True):
+            error = (level.mask_only if state == "masked" else level.readjusted).error
+            assert x == pytest.approx(level.sparsity, abs=1e-3)
+            assert 10 ** (1 - 5 * y) == pytest.approx(min(max(error, 1e-4), 10), rel=0.01)  # five decades from 10 down
+            assert title.startswith(f"{level.pattern}, {words}: error {error:.2%}")
 
 
 def test_marks_are_where_their_values_are(open_page: Any) -> None:
@@ -163,7 +253,7 @@ def test_marks_are_where_their_values_are(open_page: Any) -> None:
     heights = [height / value for value, height in bars]
     assert heights == pytest.approx([heights[0]] * len(bars), rel=1e-3)
     ends = opened.page.eval_on_selector_all(
-        "#chart-loss circle", "all => all.map(e => [Number(e.dataset.value), Number(e.getAttribute('cy'))])"
+        "#chart-loss circle:not(.layerwise)", "all => all.map(e => [Number(e.dataset.value), e.cy.baseVal.value])"
     )
     half = len(ends) // 2
     steps = [after[1] - before[1] for before, after in zip(ends[:half], ends[half:], strict=True)]
@@ -250,12 +340,17 @@ def test_the_page_of_a_resnet50_is_small_and_opens_at_once(open_page: Any, tmp_p
     }
     operations = OperationErrors(tuple(f"{name}.{k}" for name in names for k in (1, 2)), 50, errors, {})
     pictures = WeightsShown({f"{name}.weight": facts for name in names})
-    began = time.perf_counter()
     opened = open_page([started, *solves, *solves, *solves, ended, pictures, operations, finished])
-    assert time.perf_counter() - began < 5  # alone on a machine it is well below one second
     assert (tmp_path / "report.html").stat().st_size < 1_000_000
-    drawn = opened.page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    assert drawn < 3000
+    assert min(seconds_to_load(opened.page) for _ in range(3)) < 1  # the best, as the machine may be busy
     assert len(opened.values("chart-loss", "snows")) == 53
     assert len(opened.values("chart-operations", "SNOWS")) == 106
     assert opened.printed == []
+
+
+def seconds_to_load(page: Any) -> float:
+    """All charts are drawn before the event `load` ends."""
+    page.reload()
+    milliseconds: float = page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert milliseconds > 0
+    return milliseconds / 1000

@@ -95,12 +95,12 @@ def test_probes_that_are_not_run_are_said(result: snows.Result, tmp_path: Path) 
     unnamed = verify(result.save(tmp_path / "unnamed"))
     assert unnamed.ok
     assert unnamed.notes == (
-        "the probe was not run: the result does not record which model it was made from; give one",
+        f"the probe was not run: {tmp_path / 'unnamed'} does not record which model it was made from; give the model",
     )
     code = replace(result, source="net.py:make").save(tmp_path / "code")
     assert verify(code).notes == (
-        "the probe was not run: net.py:make is code, and code that a folder names is not run; give the model if you "
-        "trust it",
+        f"the probe was not run: {code} was made from net.py:make, and code that a folder names is not run; give the "
+        "model if you know the code",
     )
     unknown = replace(result, source="nowhere").save(tmp_path / "unknown")
     assert verify(unknown).notes[0].startswith("the probe was not run: model 'nowhere' is not known")

@@ -18,11 +18,12 @@ from snows.errors import SnowsWarning
 from snows.events import Event, Warned
 
 WORDS = "this layer is odd"
+CPU = torch.device("cpu")
 
 
 @contextmanager
 def surroundings(events: list[Event] | None = None) -> Iterator[None]:
-    with own_surroundings(None, [].append if events is None else events.append):
+    with own_surroundings(CPU, [].append if events is None else events.append):
         yield
 
 
@@ -49,24 +50,32 @@ def test_random_numbers_of_a_run_are_not_the_callers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "available", "saved"),
-    [("cuda", True, ["cuda"]), ("cuda", False, []), ("cpu", True, []), (None, True, [])],
+    ("device", "there", "used"),
+    [("cuda", 1, ["cuda"]), ("cuda:1", 2, ["cuda:1"]), ("cuda:1", 1, []), ("cuda", 0, []), ("cpu", 2, [])],
 )
-def test_random_states_of_the_devices_of_a_run_are_put_back(
-    device: str | None, available: bool, saved: list[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_has_its_gpu_as_the_current_one_and_random_states_are_put_back(
+    device: str, there: int, used: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked: list[list[str]] = []
+    forked: list[str] = []
+    current: list[str] = []
 
     @contextmanager
     def fork(devices: list[torch.device]) -> Iterator[None]:
-        forked.append([each.type for each in devices])
+        forked.extend(map(str, devices))
         yield
 
+    @contextmanager
+    def make_current(chosen: torch.device) -> Iterator[None]:
+        current.append(str(chosen))
+        yield
+        current.append("as before")
+
     monkeypatch.setattr(torch.random, "fork_rng", fork)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    with own_surroundings(None if device is None else torch.device(device), lambda event: None):
-        pass
-    assert forked == [saved]
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    with own_surroundings(torch.device(device), lambda event: None):
+        assert (forked, current) == (used, used)
+    assert current == ([*used, "as before"] if used else [])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -145,7 +154,7 @@ def test_a_warning_names_the_callers_line() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         line = inspect.stack()[0].lineno + 1
-        with own_surroundings(None, lambda event: None):
+        with own_surroundings(CPU, lambda event: None):
             warn()
     assert (Path(caught[0].filename), caught[0].lineno) == (Path(__file__), line)
 

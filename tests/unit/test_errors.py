@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import snows
-from snows.errors import one_line, printable
+from snows.errors import first_line, one_line, printable
 
 EVIL = "w\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ex"
 
@@ -36,3 +36,14 @@ def test_warnings_are_printable() -> None:
         warnings.simplefilter("always")
         warnings.warn(EVIL, snows.SnowsWarning, stacklevel=1)
     assert str(caught[0].message).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [("", "Odd"), ("\n \n", "Odd"), ("\n  why \nwhere", "why"), ("x" * 500, "x" * 300)],
+)
+def test_the_first_line_of_an_error_of_others(message: str, line: str) -> None:
+    class Odd(Exception):  # noqa: N818
+        pass
+
+    assert first_line(Odd(message)) == line

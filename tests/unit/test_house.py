@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +105,19 @@ def test_the_layers_name_every_room() -> None:
     assert layers["exhaustive"] is True
     assert layers["containers"] == ["snows"]
     assert "ignore_imports" not in layers
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_ci_needs_the_programs_without_which_tests_are_skipped(installed: bool, tmp_path: Path) -> None:
+    programs = {"apt-get": 100, "make": 0} | ({"chromium": 0, "tmux": 0} if installed else {})
+    for name, status in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho called {name}\nexit {status}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "dirname").symlink_to(str(shutil.which("dirname")))
+    command = [str(shutil.which("bash")), str(ROOT / ".ci" / "run")]
+    ci = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    if installed:
+        assert (ci.returncode, ci.stdout) == (0, "called make\n"), ci
+    else:
+        assert (ci.returncode, ci.stdout) == (1, "called apt-get\n"), ci
+        assert ci.stderr == "chromium could not be installed, so that its tests would be skipped\n"

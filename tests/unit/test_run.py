@@ -187,7 +187,7 @@ def test_the_last_stage_changes_what_it_trained() -> None:
 
 @pytest.mark.parametrize(
     ("device", "readjusts", "estimated"),
-    [("mps", True, True), ("mps", False, False), ("cpu", True, False), ("cpu", False, False)],
+    [("xpu", True, True), ("xpu", False, False), ("cpu", True, False), ("cpu", False, False)],
 )
 def test_memory_is_estimated_before_the_first_layer_on_devices_with_memory_of_their_own(
     device: str, readjusts: bool, estimated: bool, monkeypatch: pytest.MonkeyPatch

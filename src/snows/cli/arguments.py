@@ -57,7 +57,11 @@ ConfigOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", help="cpu, cuda, mps … [default: an accelerator if there is one]", show_default=False),
+    typer.Option(
+        "--device",
+        help="cpu, cuda … Not mps: it has no double precision. [default: a GPU if there is one]",
+        show_default=False,
+    ),
 ]
 MemoryOption = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..devices.distributed.launch import is_first
 from ..errors import ArgumentError, InputError, SnowsError
 from ..listeners.progress import open_progress
-from ..reading import read_text
+from ..reading import is_folder, look, read_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,12 +52,14 @@ class Request:
         device: str | None,
         quiet: bool,
     ) -> Request:
+        from ..devices.device import best_device
+
         name = model or EMBEDDED_MODEL
         if data is None and name == EMBEDDED_MODEL:
             data = EMBEDDED_DATA
         count = samples or (1000 if data == EMBEDDED_DATA else 3000)
         return cls(
-            name, data, weights, count, seed, device or _best_device(), quiet or not is_first(), read_config(config)
+            name, data, weights, count, seed, device or str(best_device()), quiet or not is_first(), read_config(config)
         )
 
     @property
@@ -70,7 +72,7 @@ class Request:
 
     def model(self, pretrained: bool = True) -> nn.Module:
         from ..data.models import build_model
-        from ..data.preparation import as_device, move
+        from ..devices.device import as_device, move
 
         device = as_device(self.device)
         return move(build_model(self.model_name, self.weights, pretrained), device)
@@ -213,11 +215,20 @@ def split_patterns(texts: list[str]) -> list[str]:
     return patterns
 
 
-def _best_device() -> str:
-    import torch
+def require_new_json(out: Path | None, *suffixes: str) -> None:
+    """Before any work: `--out FILE.json` can be written, and overwrites nothing. Nor do files of other suffixes."""
+    from ..results.files import check_writable
 
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator.type if accelerator is not None else "cpu"
+    if out is None:
+        return
+    if out.suffix != ".json":
+        raise ArgumentError(f"--out is {out}; expected a file that ends in .json")
+    if not is_folder(out.parent):
+        raise ArgumentError(f"--out is {out}, but there is no folder {out.parent}")
+    for path in (out, *map(out.with_suffix, suffixes)):
+        if look(path) is not None:
+            raise ArgumentError(f"{path} exists; choose another name, or remove it")
+        check_writable(path)
 
 
 def _read_recipe(path: Path) -> Recipe:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..errors import one_line, printable
 from ..events import counted
+from ..results.figures import is_share, measure_title
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ..graph.flops import FlopCount
     from ..results.report import Report
     from ..results.verification import Verification
-
-_TITLES = {"top1": "top-1", "top5": "top-5", "kl": "KL to dense"}
 
 
 def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) -> None:
@@ -71,14 +70,14 @@ def evaluation_table(rows: list[dict[str, Any]], samples: int | None) -> Table:
     table.add_column("network")
     columns = [key for key in rows[0] if key != "network"]
     for key in columns:
-        table.add_column(_TITLES.get(key, key), justify="right")
+        table.add_column(measure_title(key), justify="right")
     for row in rows:
         table.add_row(row["network"], *(_figure(key, row[key]) for key in columns))
     return table
 
 
 def _figure(key: str, value: float) -> str:
-    if key in ("top1", "top5", "agreement"):
+    if is_share(key):
         return f"{value:.2%}"
     return f"{value:.2f}" if key == "perplexity" else f"{value:.4f}"
 
@@ -116,14 +115,14 @@ def print_retraining(report: Report, out: Path) -> None:
     if done is None:
         return
     before, after = (
-        ", ".join(f"{_TITLES.get(name, name)} {_figure(name, value)}" for name, value in figures.items())
+        ", ".join(f"{measure_title(name)} {_figure(name, value)}" for name, value in figures.items())
         for figures in (done.before, done.after)
     )
     console.print(f"{done.held_out_samples} held-out samples: {before} before, {after} after retraining")
     chosen = (
         f"epoch {done.best_epoch} of {done.history[-1].epoch}" if done.best_epoch else "before: no epoch was better"
     )
-    console.print(f"  kept are the weights of {chosen} (judged by {_TITLES.get(done.measure, done.measure)})")
+    console.print(f"  kept are the weights of {chosen} (judged by {measure_title(done.measure)})")
     if done.recalled_epochs:
         console.print(f"  {done.recalled_epochs} epochs were finished before and are not in the {done.seconds:.0f} s")
     console.print(f"Saved to {out}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..events import Listener
 from ..listeners import EventsFile, LivePage, TensorBoard
+from ..results.files import next_to
 
 
 def listeners_of(
@@ -19,7 +20,7 @@ def listeners_of(
     if tensorboard is not None:
         listeners.append(TensorBoard(tensorboard))
     if live:
-        page = Path("snows-live.html") if out is None else out.with_name(f"{out.name}-live.html")
+        page = Path("snows-live.html") if out is None else next_to(out, "-live.html")
         page.parent.mkdir(parents=True, exist_ok=True)
         listeners.append(LivePage(page))
         if not quiet:

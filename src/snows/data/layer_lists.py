@@ -11,15 +11,19 @@ KIND = "snows.bench/1"
 SUFFIX = ".json"  # no layer or glob ends so
 
 
-def read_layer_list(path: str | Path) -> tuple[str, ...]:
-    """The layers that were faster sparse."""
+def read_layer_list(path: str | Path, argument: str = "layers") -> tuple[str, ...]:
+    """The layers that were faster sparse. `argument` is the one that names the file."""
     file = Path(path)
     if look(file) is None:
-        raise InputError(f"layers is {path}, and there is no such file; expected one that snows bench wrote")
+        raise InputError(f"{argument} is {path}, and there is no such file; expected one that snows bench wrote")
     found = read_json(file)
     names = found.get("prune") if found.get("kind") == KIND else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InputError(f"{path} was not written by snows bench; expected its file with the kind {KIND}")
+        raise InputError(
+            f"{argument} is {path}, which snows bench did not write; expected its file with the kind {KIND}"
+        )
     if not names:
-        raise ArgumentError(f"{path} names no layer: none was faster sparse on the machine that it is of")
+        raise ArgumentError(
+            f"{argument} is {path}, which names no layer: none was faster sparse on the machine that it is of"
+        )
     return tuple(names)

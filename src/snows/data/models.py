@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, first_line
 from . import embedded
 from .weights import fill, read_state
 
@@ -141,9 +141,9 @@ def _built(name: str, build: Callable[[], Any]) -> Any:
     except InputError:
         raise
     except Exception as error:  # each library has its own kinds
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise InputError(
-            f"{name} cannot be built: {line} (if pretrained weights cannot be fetched, pass a file with --weights)"
+            f"{name} cannot be built: {first_line(error)} "
+            "(if pretrained weights cannot be fetched, pass a file with --weights)"
         ) from error
 
 

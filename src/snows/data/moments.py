@@ -63,7 +63,6 @@ class Moments:
 
 def _add(total: Tensor, part: Tensor) -> Tensor:
     """The sum, in double precision and in place. `total` is a scalar zero at first."""
-    part = part.cpu() if part.device.type == "mps" else part  # mps has no double precision
     return total.add_(part) if total.ndim else part.double()
 
 

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..caller import cpu_by_default, free_in_children
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..devices.device import as_device, device_of, move, require_usable_device
+from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
 from .samples import Samples, read_samples
@@ -79,25 +80,6 @@ class Prepared:
             self.graph.parameters[name] = torch.empty_like(masked).copy_(self.own_masks[name].dense)
 
 
-def as_device(device: torch.device | str | None) -> torch.device | None:
-    try:
-        known = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda', 'mps' …") from error
-    if known is not None and known.type == "meta":
-        raise ArgumentError("the device meta holds no values; expected 'cpu', 'cuda', 'mps' …")
-    return known
-
-
-def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:
-    """Put the module itself on a device; None leaves it where it is."""
-    try:
-        return model.to(device=device, dtype=dtype)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has several for a missing device
-        line = str(error).strip().splitlines()[0]
-        raise InputError(f"the model cannot be moved to the device {str(device)!r}: {line}") from error
-
-
 @dataclass(frozen=True)
 class _Remembered:
     """What was prepared, its warnings, and the samples: an id is only unique while its object lives."""
@@ -134,6 +116,7 @@ def prepare(
 ) -> Prepared:
     """Copy the model, read and shuffle the samples, capture the network."""
     require_usable(model)
+    require_usable_device(device_of(model, device))
     with cpu_by_default():
         return _prepare_once(model, calibration, device, seed, with_labels)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..devices.device import placed
 from ..errors import ArgumentError, InputError, SnowsWarning
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
@@ -74,11 +75,7 @@ class Samples:
         return [leaf[index] if has_rows(leaf) else leaf for leaf in self.leaves]
 
     def _in_place(self, leaf: Any) -> Any:
-        if self.place is None or not isinstance(leaf, Tensor):
-            return leaf
-        device, dtype = self.place
-        layout = torch.channels_last if leaf.ndim == 4 else torch.preserve_format
-        return leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype, memory_format=layout)
+        return leaf if self.place is None else placed(leaf, *self.place, torch.channels_last)
 
 
 @dataclass(frozen=True)

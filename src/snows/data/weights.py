@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..reading import MOST_DIMENSIONS, check_unpacked, open_file
 from .compact import PACKED_MASKS, PACKED_MODEL, expand_state, unpack_masks
 from .tensors import is_mask, misfit, peculiarity
@@ -74,9 +74,8 @@ def _unpickled(path: Path) -> Any:
         except (OSError, EOFError) as error:
             raise InputError(f"cannot read {path}: {error}") from error
         except Exception as error:  # unpickling raises many kinds
-            reason = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise InputError(
-                f"{path} is not a file of plain tensors ({reason}); "
+                f"{path} is not a file of plain tensors ({first_line(error)}); "
                 "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
             ) from error
 

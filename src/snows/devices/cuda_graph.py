@@ -1,4 +1,7 @@
-"""Many small operations launched as one: on a GPU, a pass is recorded once and then replayed."""
+"""Many small operations launched as one: on a GPU, a pass is recorded once and then replayed.
+
+All of it happens on the current device, which is that of the run (`caller.current_device`).
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,34 @@ class Replayed(Generic[T]):
             self._record()
         if self._recording is None:
             self._calls += 1
-            return self._on_side_stream() if self._replays else self._function()
+            return on_side_stream(self._function) if self._replays else self._function()
         self._recording.replay()
         return self._returned  # type: ignore[return-value]  # set when it was recorded
 
-    def _on_side_stream(self) -> T:
-        """On a CUDA stream of its own, as recordings are. Autograd reads what it saves on the stream it saved it on."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            returned = self._function()
-        torch.cuda.current_stream().wait_stream(stream)
-        return returned
-
     def _record(self) -> None:
-        recording = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(recording):
-                self._returned = self._function()
+            self._recording, self._returned = recorded(self._function)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # some operation reads a value back from the device
             self._replays = False
-        else:
-            self._recording = recording
+
+
+def on_side_stream(function: Callable[[], T]) -> T:
+    """On a CUDA stream of its own, as recordings are. Autograd reads what it saves on the stream it saved it on."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        returned = function()
+    torch.cuda.current_stream().wait_stream(stream)
+    return returned
+
+
+def recorded(function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """The launches of one call, and what it returned: replays write there."""
+    recording = torch.cuda.CUDAGraph()
+    # A stream of our own: torch keeps one for the whole process, of the device that was current at first. The outer
+    # block is for recordings that fail: torch leaves their stream current.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(recording, stream=torch.cuda.Stream()):
+        returned = function()
+    return recording, returned

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ArgumentError, is_out_of_memory
+from ..errors import ArgumentError, first_line, is_out_of_memory
 
 _CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
@@ -106,8 +106,9 @@ def one_out_of_memory() -> Iterator[None]:
     except (MemoryError, RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError) or not is_out_of_memory(error):
             raise
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise torch.OutOfMemoryError(f"out of memory ({line}); take fewer samples or a shorter horizon") from error
+        raise torch.OutOfMemoryError(
+            f"out of memory ({first_line(error)}); take fewer samples or a shorter horizon"
+        ) from error
 
 
 def memory_limits(device: torch.device, given: int | None = None, processes: int = 1) -> Memory:

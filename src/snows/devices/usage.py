@@ -9,10 +9,10 @@ _PAGES = Path("/proc/self/statm")  # the second number: resident pages
 
 
 def memory_in_use() -> int | None:
-    """Bytes of the GPU, if this process uses one, else of host memory. None where the system does not say."""
+    """Bytes of the GPUs, if this process uses any, else of host memory. None where the system does not say."""
     torch = sys.modules.get("torch")  # not imported for this
     if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.memory_allocated())
+        return sum(int(torch.cuda.memory_allocated(device)) for device in range(torch.cuda.device_count()))
     try:
         import resource
 

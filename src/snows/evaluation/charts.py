@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from ..results.templates import read_template
 
 _WIDTH, _HEIGHT = 230, 130  # of the area inside the axes
 _LOWEST, _HIGHEST = 1e-4, 10.0  # errors on the logarithmic axis
@@ -71,10 +70,9 @@ def figures_of(effect: Data) -> Iterator[tuple[str, str]]:
 
 def render(data: Data) -> str:
     """The page for the data of a `Sensitivity`. Names in it are escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = files(__package__).joinpath("sensitivity.html.j2").read_text(encoding="utf-8")
+    template = read_template(__package__, "sensitivity.html.j2")
     lines = [(text, _height(value)) for text, value in (("0.01 %", 1e-4), ("1 %", 1e-2), ("100 %", 1.0))]
-    return environment.from_string(template).render(
+    return template.render(
         data=data, charts=[Chart.of(layer) for layer in data["layers"]], lines=lines, width=_WIDTH, height=_HEIGHT,
         figures_of=figures_of, shade=shade,
     )  # fmt: skip

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
-from ..data.preparation import as_device, capturing_once, prepare
+from ..caller import Stoppable
+from ..data.preparation import capturing_once, prepare
 from ..data.samples import read_samples
+from ..devices.device import device_of
 from ..devices.distributed.group import apart, current_ranks
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
@@ -33,7 +35,7 @@ from ..results.report import finite
 from ..version import __version__
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
-from .table import Comparison, ComparisonInterrupted, Row
+from .table import Comparison, ComparisonInterrupted, Row, kept_networks
 
 _DENSE = "dense.json"
 _READ_AT_ONCE = 256
@@ -113,12 +115,12 @@ def compare(
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     ranks = current_ranks()
     table = _open_table(task, cells, out, ranks)
-    with capturing_once(model):
-        task.check_fit([cell.pattern for cell in table.pending])
+    with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
         try:
+            task.check_fit([cell.pattern for cell in table.pending])
             _fill(table, task, progress, ranks)
-        except KeyboardInterrupt as stop:
-            raise ComparisonInterrupted(table.comparison()) from stop
+        except KeyboardInterrupt:
+            raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 
@@ -137,7 +139,7 @@ class _Task:
         """Everything that decides the rows, apart from masks and patterns."""
         with _without_warnings():
             samples = read_samples(self.data, self.model).count
-        device = as_device(self.options["device"]) or _device_of(self.model)
+        device = device_of(self.model, self.options["device"])
         on_cuda = device.type == "cuda" and torch.cuda.is_available()
         return {
             "model": type(self.model).__name__,
@@ -287,11 +289,6 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SnowsWarning)
         yield
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> None:

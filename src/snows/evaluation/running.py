@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.batches import Call
-from ..errors import InputError
+from ..devices.device import placed
+from ..errors import InputError, first_line
 
 
 @contextmanager
@@ -30,19 +31,16 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def run(model: nn.Module, call: Call) -> Any:
     """What the model returns for these samples, on its own device. Floating-point samples take its dtype."""
     first = next((p for p in model.parameters() if p.is_floating_point()), None)
-
-    def placed(leaf: Any) -> Any:
-        if first is None or not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(first.device, first.dtype if leaf.is_floating_point() else leaf.dtype)
-
-    args, kwargs = pytree.tree_map(placed, (call.args, call.kwargs))
+    args, kwargs = call.args, call.kwargs
+    if first is not None:
+        args, kwargs = placed((args, kwargs), first.device, first.dtype)
     try:
         return model(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in pytree.tree_leaves((args, kwargs)) if _is_tensor(leaf))
-        raise InputError(f"{type(model).__name__} does not run on the test samples (shape {shapes}): {line}") from error
+        raise InputError(
+            f"{type(model).__name__} does not run on the test samples (shape {shapes}): {first_line(error)}"
+        ) from error
 
 
 def scores(model: nn.Module, call: Call | Tensor) -> Tensor:

@@ -7,7 +7,10 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ..events import counted
 
 SCHEMA = 1
 
@@ -137,6 +140,14 @@ class ComparisonInterrupted(KeyboardInterrupt):
     def __init__(self, comparison: Comparison) -> None:
         super().__init__()
         self.comparison = comparison
+
+
+def kept_networks(comparison: Comparison, folder: str | Path | None, option: str, again: str) -> str:
+    """What a comparison that was stopped has kept, and how to go on."""
+    finished = f"{counted(len(comparison.pruned), 'network')} finished"
+    if folder is None:
+        return f"{finished}; {option} keeps finished networks"
+    return f"{finished} and kept in {folder}; the same {again} continues"
 
 
 def _percent(value: float) -> str:

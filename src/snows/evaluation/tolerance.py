@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..caller import own_surroundings
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME, prepare
 from ..data.samples import Samples
+from ..devices.device import device_of
 from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError, InputError
@@ -187,11 +188,12 @@ def sensitivity(
         raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
-    with ONE_AT_A_TIME, own_surroundings(None, lambda event: None):
+    budget = as_bytes(memory)
+    with Stoppable(), ONE_AT_A_TIME, own_surroundings(device_of(model, device), lambda event: None):
         prepared = prepare(model, calibration, device, seed, labels == "given")
         graph = prepared.graph
         chosen = _layers_to_try(graph, tried, *names)
-        limits = memory_limits(prepared.device, as_bytes(memory))
+        limits = memory_limits(prepared.device, budget)
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
         bar = open_progress("measuring", len(chosen), shown=progress)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.preparation import Prepared, prepare
+from ..devices.device import placed
 from ..errors import InputError
 from ..graph import Graph, Layer
 
@@ -73,7 +74,7 @@ def _features(prepared: Prepared, layer: Layer, x: Tensor, batch: int) -> Tensor
     rows = []
     with torch.no_grad():
         for part in x.split(batch):
-            inputs = {name: part.to(prepared.device, dtype if part.is_floating_point() else part.dtype)}
+            inputs = placed({name: part}, prepared.device, dtype)
             features = {**inputs, **program(inputs, graph.parameters)}[layer.input]
             if layer.is_convolution:
                 features = features.flatten(2).mT

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import InputError, SnowsError
+from ..errors import InputError, SnowsError, first_line
 from ..graph.capture import Call, resized
 
 
@@ -70,12 +70,6 @@ def call_tensors(module: Callable[..., Any], call: Call) -> list[Tensor]:
     """The outputs of a module or function of torch."""
     with torch.no_grad():
         return tensors_of(module(*call[0], **call[1]))
-
-
-def first_line(error: BaseException) -> str:
-    """The part of an error that fits into a sentence."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
 
 
 @contextmanager

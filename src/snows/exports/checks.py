@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, first_line
 from ..results.probe import difference
-from .base import Saved, Written, call_tensors, first_line
+from .base import Saved, Written, call_tensors
 
 BATCHES = (1, 2, 3)  # an export that froze its batch size fails at two of them
 

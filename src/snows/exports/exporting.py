@@ -12,7 +12,7 @@ from torch import nn
 
 from ..errors import InputError
 from ..reading import entries, is_file, is_folder, look, read_json
-from ..results.files import check_writable, mend, new_folder
+from ..results.files import check_writable, mend, new_folder, next_to
 from ..results.manifest import MANIFEST
 from ..version import __version__
 from .base import Written, blamed_on
@@ -98,7 +98,7 @@ def export(
     """
     form = find_format(to)
     folder = Path(directory)
-    place = Path(out) if out is not None else folder.with_name(f"{folder.resolve().name}-{to.replace(':', 'of')}")
+    place = Path(out) if out is not None else next_to(folder, f"-{to.replace(':', 'of')}")
     _refuse_existing(place, force)
     check_writable(place)
     saved = read_saved(folder, model)

@@ -10,11 +10,10 @@ from ..errors import ArgumentError, InputError
 
 @dataclass(frozen=True)
 class Format:
-    """One format: the module with its `write`, the packages that it needs, and what it is."""
+    """One format: the module with its `write`, and the packages that it needs."""
 
     module: str
     packages: tuple[str, ...]
-    about: str
 
     @property
     def missing(self) -> list[str]:
@@ -25,14 +24,14 @@ class Format:
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 FORMATS = {
-    "onnx": Format("onnx_file", _ONNX, "an ONNX file with a dynamic batch, checked in ONNX Runtime"),
-    "tensorrt": Format("tensorrt_rules", _ONNX, "that ONNX file, the layers that TensorRT can run sparse, its command"),
-    "openvino": Format("openvino_ir", ("openvino",), "OpenVINO's model.xml and model.bin, checked on the CPU"),
-    "coreml": Format("coreml_package", ("coremltools",), "a Core ML package with sparse weights"),
-    "torch-2:4": Format("semi_structured", (), "half-precision weights for torch's semi-structured kernels"),
-    "torch-export": Format("program", (), "a program of torch.export"),
-    "hf": Format("hugging_face", ("transformers",), "a folder for from_pretrained of transformers"),
-    "safetensors": Format("weight_files", (), "the weights, dense and compact"),
+    "onnx": Format("onnx_file", _ONNX),
+    "tensorrt": Format("tensorrt_rules", _ONNX),
+    "openvino": Format("openvino_ir", ("openvino",)),
+    "coreml": Format("coreml_package", ("coremltools",)),
+    "torch-2:4": Format("semi_structured", ()),
+    "torch-export": Format("program", ()),
+    "hf": Format("hugging_face", ("transformers",)),
+    "safetensors": Format("weight_files", ()),
 }
 # Formats that people may ask for.
 _DEAD = ("compressed-tensors", "sparse-24", "sparse24", "marlin-24", "marlin24")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from torch import nn
 
-from ..data.models import build_model, is_code
 from ..data.weights import fill, read_state, read_tensors
 from ..errors import InputError
+from ..reading import is_folder, look
 from ..results import probe
-from ..results.manifest import MASKS, PROBE, model_file, recorded_source
+from ..results.manifest import MASKS, PROBE, model_file
+from ..results.recorded import recorded_model
 from ..results.verification import verify
 from .base import Saved
 
@@ -19,13 +20,13 @@ from .base import Saved
 def read_saved(directory: str | Path, model: nn.Module | None = None) -> Saved:
     """The result in a folder, if `snows.verify` finds nothing wrong with it. `model` is copied, not changed."""
     folder = Path(directory)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
-    network = _recorded(folder) if model is None else copy.deepcopy(model)
+    network = recorded_model(folder) if model is None else copy.deepcopy(model)
     found = verify(folder, network)
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")
-    if not (folder / PROBE).exists():
+    if look(folder / PROBE) is None:
         raise InputError(f"{folder} stores no inputs to compare outputs on; prune again to get them")
     call, _ = probe.read(*read_tensors(folder / PROBE))
     file = model_file(folder)
@@ -35,15 +36,3 @@ def read_saved(directory: str | Path, model: nn.Module | None = None) -> Saved:
         network = network.to(types.pop())
     fill(network, state, str(file))
     return Saved(folder, network.cpu().eval().requires_grad_(False), read_state(folder / MASKS), call)
-
-
-def _recorded(folder: Path) -> nn.Module:
-    """The model that the folder records, without weights."""
-    source = recorded_source(folder)
-    if source is None:
-        raise InputError(f"{folder} does not record which model it was made from; give the model, too")
-    if is_code(source):
-        raise InputError(
-            f"{folder} was made from {source}, and code that a folder names is not run; give the model if you trust it"
-        )
-    return build_model(source, pretrained=False)

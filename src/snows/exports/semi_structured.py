@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.sparse import to_sparse_semi_structured
-from torch.utils import _pytree as pytree
 
 from ..data.weights import fill, read_state, write_tensors
+from ..devices.device import placed
 from ..errors import InputError
 from ..graph.capture import Call, quietly
 from ..version import __version__
@@ -81,10 +81,4 @@ def _check_packing(name: str, weight: Tensor) -> None:
 def _run(module: nn.Module, call: Call) -> list[Tensor]:
     """The outputs on the CPU, computed in half precision where the model is."""
     device = next(module.parameters()).device
-
-    def halved(leaf: object) -> object:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(device, _DTYPE if leaf.is_floating_point() else leaf.dtype)
-
-    return [output.cpu() for output in call_tensors(module, pytree.tree_map(halved, call))]
+    return [output.cpu() for output in call_tensors(module, placed(call, device, _DTYPE))]

@@ -19,8 +19,8 @@ from torch.fx import Node, map_arg
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError
-from .comparison import CAPTURED_SAMPLES, close, compare_with_model, first_line, require_running, tensors
+from ..errors import CaptureError, first_line
+from .comparison import CAPTURED_SAMPLES, close, compare_with_model, require_running, tensors
 from .cost import measure
 from .functional import made_functional
 from .graph import Graph

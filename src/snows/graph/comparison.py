@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import CaptureError, InputError
+from ..errors import CaptureError, InputError, first_line
 from .graph import Graph
 
 CAPTURED_SAMPLES = 2  # one sample would freeze the batch dimension
@@ -102,11 +102,6 @@ def _run_twice(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
 
 
 def close(a: Tensor, b: Tensor) -> bool:

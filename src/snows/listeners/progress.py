@@ -71,10 +71,6 @@ class ProgressBar(Progress):
         description = "  ".join(part for part in (timeline.description, timeline.detail) if part)
         self._bar.update(self._task, description=description, completed=timeline.completed, total=timeline.total)
 
-    def refresh(self) -> None:
-        """Draw it now. It is drawn ten times a second anyway."""
-        self._bar.refresh()
-
     def close(self) -> None:
         self._bar.stop()
 

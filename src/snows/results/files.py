@@ -54,6 +54,12 @@ def write_or_rescue(path: Path, data: bytes) -> None:
         raise rescued(error, write) from error
 
 
+def next_to(path: Path, ending: str) -> Path:
+    """A path in the same folder that is named after this one: "sparse" and "-onnx" make "sparse-onnx"."""
+    named = path if path.name not in ("", "..") else path.resolve()  # "." and ".." have names, too
+    return named.parent / (named.name + ending)
+
+
 def rescued(error: InputError, write: Callable[[Path], None]) -> InputError:
     """The error, and where `write` has put the work that would be lost otherwise."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .figures import amount, duration, figure, measure_title, measured, memory, percent
+from .figures import amount, figure, measure_title, measured, memory, percent, time_taken
 
 Data = Mapping[str, Any]
 
@@ -22,13 +22,14 @@ class Card:
 
 
 def cards(report: Data) -> list[Card]:
-    found = [_quality(report["evaluation"]) if report["evaluation"] else _output_error(report["operations"])]
+    rows, operations = report["evaluation"], report["operations"]
+    found = [_quality(rows)] if rows else [_agreement(operations), _output_error(operations)]
     if report["finished"]:
         found += [_sparsity(report), _weights(report), _flops(report)]
     if report["seconds"]:
         peak = report["peak_memory_bytes"]
         note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
-        found.append(Card("Time", duration(report["seconds"]), note))
+        found.append(Card("Time", time_taken(report["seconds"]), note))
     return [card for card in found if card is not None]
 
 
@@ -45,19 +46,28 @@ def _quality(rows: list[Data]) -> Card | None:
     return Card(title[0].upper() + title[1:], measured(key, pruned[key]), note, before)
 
 
+def _agreement(operations: Data | None) -> Card | None:
+    """Without labels: the share of the samples with the dense network's top class, masked and at the end."""
+    if operations is None or not operations["agreement"]:
+        return None
+    # The samples are few, so that a digit behind the point would mislead.
+    shares = [f"{100 * share:.0f}" for share in operations["agreement"].values()]
+    return _ends("Agreement", shares, f"same top class as dense, {operations['samples']} samples")
+
+
 def _output_error(operations: Data | None) -> Card | None:
     """Without labels: the error of the network's output, with the mask only and at the end."""
     if operations is None:
         return None
-    masked, final = (figure(100 * values[-1]) for values in _ends(operations["errors"]))
-    if len(operations["errors"]) == 1:
-        return Card("Output error", f"{final} %", "with the mask only, of the variance")
-    return Card("Output error", f"{final} %", "mask only → re-adjusted, of the variance", masked)
+    errors = [figure(100 * curve[-1]) for curve in operations["errors"].values()]
+    return _ends("Output error", errors, "of the variance")
 
 
-def _ends(errors: Mapping[str, list[float]]) -> tuple[list[float], list[float]]:
-    curves = list(errors.values())
-    return curves[0], curves[-1]
+def _ends(name: str, values: list[str], note: str) -> Card:
+    """The first of the values, which is that of the mask only, and the last."""
+    if len(values) == 1:
+        return Card(name, f"{values[0]} %", f"mask only, {note}")
+    return Card(name, f"{values[-1]} %", f"mask only → re-adjusted, {note}", values[0])
 
 
 def _sparsity(report: Data) -> Card:
@@ -78,6 +88,11 @@ def _flops(report: Data) -> Card | None:
         return None
     note = f"for one sample, {figure(flops['reduction'])} times fewer"
     return Card("FLOPs", amount(flops["sparse"]), note, amount(flops["dense"]))
+
+
+def began_in_closed_form(solve: Data) -> bool:
+    """Whether the closed form is a result of its own: Newton's method went on from there."""
+    return bool(solve["start"] == "least squares" and solve["newton_steps"])
 
 
 def title(report: Data) -> str:

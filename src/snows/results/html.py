@@ -13,11 +13,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Template
 
 from .advice import advice
-from .figures import duration, figure, is_share, measure_title, measured, memory, percent
-from .headline import cards, rows, subtitle, title
+from .figures import figure, is_share, measure_title, measured, memory, percent, time_taken
+from .headline import began_in_closed_form, cards, rows, subtitle, title
+from .templates import read_template
 
 Data = Mapping[str, Any]
 
@@ -35,6 +36,7 @@ def render(report: Data, refresh: float | None = None) -> str:
         report=report, refresh=refresh, title=title(report), subtitle=subtitle(report), progress=_progress(report),
         cards=cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
         solved=any(_loss_known(layer) for layer in layers),
+        closed_form=any(began_in_closed_form(solve) for layer in layers for solve in layer["solves"]),
         rows=rows(report, found),
         sweeps=_sweeps(report), opened=next(iter(found), 0), facts=_facts(report), color=_color,
         loss_words=_loss_words(report), finish_words=_finish_words(report), operation_words=_operation_words(report),
@@ -45,9 +47,9 @@ def render(report: Data, refresh: float | None = None) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(figure=figure, percent=percent, title_of_measure=measure_title)
-    return environment.from_string(_read("report.html.j2"))
+    return read_template(
+        __package__, "page", "report.html.j2", figure=figure, percent=percent, title_of_measure=measure_title
+    )
 
 
 @cache
@@ -103,7 +105,7 @@ def _loss_known(layer: Data) -> bool:
 
 def _loss_words(report: Data) -> str:
     return (
-        "How far the layer and the K operations behind it are from the dense network, on the fitted samples. Lower is "
+        "How far the layer and the K operations after it are from the dense network, on the fitted samples. Lower is "
         "better; the axis is logarithmic. Layers before it are re-adjusted already. A click opens a layer."
         + ("" if _sweeps(report) < 2 else " From the second sweep on all layers are pruned, so that losses are higher.")
     )
@@ -130,8 +132,8 @@ def _finish_words(report: Data) -> str:
     samples = "held-out" if report["held_out_samples"] else "fitted"
     before, after = figure(finish["loss_before"]), figure(finish["loss"])
     return (
-        f"All kept weights trained together for {finish['steps']:,} steps ({duration(finish['seconds'])}). Loss of the "
-        f"{samples} samples: {before} before, {after} at the best point, which was kept."
+        f"All kept weights trained together for {finish['steps']:,} steps ({time_taken(finish['seconds'])}). Loss of "
+        f"the {samples} samples: {before} before, {after} at the best point, which was kept."
     )
 
 

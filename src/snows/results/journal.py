@@ -68,11 +68,6 @@ class DiskJournal(Journal):
             if not is_file(path):
                 raise InputError(f"{path} is no regular file, so none of ours; remove it or choose another folder")
 
-    @property
-    def finished(self) -> int:
-        """How many solves of layers are kept, see `count_solves`."""
-        return count_solves(self.folder.path)
-
     def recall(self, sweep: int, index: int) -> SolvedLayer | None:
         solved = self._read(_layer(sweep, index), _as_solved)
         if solved is None:

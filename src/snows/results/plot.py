@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .headline import title
+from .headline import began_in_closed_form, title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +44,10 @@ def _losses(axes: Axes, layers: list[Mapping[str, Any]]) -> None:
     places = range(len(solved))
     axes.vlines(places, before, after, color="0.8", zorder=0)
     axes.plot(places, before, "o", color=_COLORS["mask only"], label="mask only")
+    first = [(place, layer["solves"][0]) for place, layer in enumerate(solved)]
+    closed = [(place, solve["loss_start"]) for place, solve in first if began_in_closed_form(solve)]
+    if closed:
+        axes.plot(*zip(*closed, strict=True), "o", color=_OTHER, label="closed form: layer-wise")
     axes.plot(places, after, "o", color=_COLORS["SNOWS"], label="re-adjusted by SNOWS")
     axes.set_ylabel("K-step loss of a layer, first sweep")
     axes.set_xticks(places, [layer["name"] for layer in solved], rotation=60, ha="right", fontsize=7)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.tensors import widened
+from ..devices.device import placed
 
 SAMPLES = 2
 _INPUT, _OUTPUT, _CALL = "input.", "output.", "snows.probe"
@@ -23,15 +24,12 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 def first_samples(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Call:
     """The arguments of a call, copied to the CPU, floats in the model's dtype."""
-
-    def keep(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        kept = leaf.detach().to("cpu", dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
-        return kept.contiguous()
-
-    call: Call = pytree.tree_map(keep, (args, kwargs))
+    call: Call = pytree.tree_map_only(Tensor, _copied, placed((args, kwargs), torch.device("cpu"), dtype))
     return call
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
 def record(model: nn.Module, call: Call) -> tuple[dict[str, Tensor], dict[str, str]] | None:

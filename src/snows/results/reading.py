@@ -7,18 +7,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import nn
 
 from ..data.weights import read_tensors
 from ..errors import InputError
-from ..events import DenseLayer, Distilled, EpochEnded, Retrained, SolveReport
 from ..reading import is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
 from .manifest import PROBE, RECIPE, REPORT, recorded_source
-from .report import LayerReport, Report
+from .report import Report
 from .result import Result
 from .storage import load, load_masks
 from .verification import verify
@@ -45,48 +45,30 @@ def read_result(directory: str | Path, model: nn.Module | None = None, trust: bo
 def read_report(data: Mapping[str, Any], origin: str) -> Report:
     """The report that `to_dict` wrote. `origin` names it in messages. What older versions did not write is empty."""
     try:
-        return _made(
-            Report,
-            data,
-            layers=[_layer(entry) for entry in data["layers"]],
-            dense_layers=[_made(DenseLayer, entry) for entry in data["dense_layers"]],
-            finish=_made(Distilled, data["finish"]) if data.get("finish") else None,
-            retraining=_retrained(data["retraining"]) if data.get("retraining") else None,
-        )
+        report: Report = _value(Report, data)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{origin} is no report of snows: {error}") from error
+    return report
 
 
-def _layer(entry: Mapping[str, Any]) -> LayerReport:
-    solves = [_made(SolveReport, solve) for solve in entry.get("solves", ())]
-    return _made(LayerReport, entry, solves=solves)
+def _value(kind: Any, written: Any) -> Any:
+    """A value of this type from JSON, which has neither tuples nor NaN: a number that is not there is one."""
+    if dataclasses.is_dataclass(kind):
+        kinds, entries = get_type_hints(kind), _require(dict, written).items()
+        return kind(**{name: _value(kinds[name], entry) for name, entry in entries if name in kinds})  # type: ignore[operator]  # it is a class
+    whole, parts = get_origin(kind), get_args(kind)
+    if whole is UnionType:  # X | None
+        return None if written is None else _value(parts[0], written)
+    if whole in (tuple, list):
+        items = _require(list, written)
+        each = parts if whole is tuple and ... not in parts else [parts[0]] * len(items)
+        return whole(_value(part, item) for part, item in zip(each, items, strict=True))
+    if whole in (dict, Mapping):
+        return {name: _value(parts[1], entry) for name, entry in _require(dict, written).items()}
+    return math.nan if kind is float and written is None else written
 
 
-def _retrained(entry: Mapping[str, Any]) -> Retrained:
-    return _made(Retrained, entry, history=tuple(_made(EpochEnded, epoch) for epoch in entry["history"]))
-
-
-def _made(kind: type[_T], entry: Mapping[str, Any], **known: Any) -> _T:
-    """A dataclass from its data."""
-    fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # they are dataclasses
-    read = {name: _typed(value, fields[name]) for name, value in entry.items() if name in fields and name not in known}
-    return kind(**read, **known)
-
-
-def _typed(value: Any, annotation: str) -> Any:
-    """JSON has neither tuples nor NaN: a number that is not there is one."""
-    if value is None and annotation == "float":
-        return math.nan
-    if annotation.startswith("tuple["):
-        return _as_tuple(value)
-    return _numbers(value) if annotation == "Mapping[str, float]" else value
-
-
-def _as_tuple(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_as_tuple(entry) for entry in value)
-    return math.nan if value is None else value
-
-
-def _numbers(figures: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in figures.items()}
+def _require(kind: type[_T], written: Any) -> _T:
+    if not isinstance(written, kind):
+        raise TypeError(f"it has a {type(written).__name__} in place of a {kind.__name__}")
+    return written

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import ArgumentError
 from ..events import (
     ChannelsPermuted,
     DenseLayer,
@@ -225,6 +226,22 @@ class Report:
         """
         return plot(self.to_dict())
 
+    def beside(self, name: str, other: Report) -> Report:
+        """This report with the errors of another run's operations as one more curve, which gets this name.
+
+        Both runs must have the same model, samples and seed, so that the same was measured:
+        `result.report.beside("layer-wise (K=0)", light.report)`.
+
+        Raises:
+            ArgumentError: The reports do not have the same operations, on as many samples.
+        """
+        mine, others = self.operations, other.operations
+        if mine is None or others is None or (mine.names, mine.samples) != (others.names, others.samples):
+            raise ArgumentError("the reports do not have errors of the same operations, on as many samples")
+        (masked, errors), *rest = mine.errors.items()
+        curves = {masked: errors, name: list(others.errors.values())[-1], **dict(rest)}
+        return dataclasses.replace(self, operations=dataclasses.replace(mine, errors=curves))
+
     def to_html(self, path: str | Path, refresh: float | None = None) -> None:
         """Write the report as a page for a browser.
 
@@ -236,16 +253,6 @@ class Report:
             refresh: Seconds after which a browser reads the file again, while the run has not finished. None: never.
         """
         write_whole(Path(path), render(self.to_dict(), refresh).encode())
-
-
-def beside(report: Report, name: str, other: Report) -> Report:
-    """The report with the errors of another run's operations, if both measured the same ones on the same samples."""
-    mine, others = report.operations, other.operations
-    if mine is None or others is None or (mine.names, mine.samples) != (others.names, others.samples):
-        return report
-    first, *rest = mine.errors
-    errors = {first: mine.errors[first], name: list(others.errors.values())[-1], **{k: mine.errors[k] for k in rest}}
-    return dataclasses.replace(report, operations=dataclasses.replace(mine, errors=errors))
 
 
 def finite(data: Any) -> Any:

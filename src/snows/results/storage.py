@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..data.models import build_model, is_code
 from ..data.weights import fill, read_state
 from ..errors import InputError
 from ..reading import entries, is_folder, look
 from .files import check_writable, mend
-from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, read_manifest, recorded_source, require_unchanged
+from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, read_manifest, require_unchanged
+from .recorded import recorded_model
 
 
 def check_output(directory: Path, force: bool = False, resume: Path | None = None) -> None:
@@ -97,22 +97,9 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
     file = model_file(folder)
     require_unchanged(folder, [file.name, REPORT] if model is None else [file.name])
     if model is None:
-        model = _build(folder, trust)
+        model = recorded_model(folder, trust, can_trust=True)
     fill(model, read_state(file), str(file))
     return model
-
-
-def _build(folder: Path, trust: bool) -> nn.Module:
-    """The model that the folder records, without weights."""
-    source = recorded_source(folder)
-    if source is None:
-        raise InputError(f"{folder} does not record which model it was made from; pass load(..., model=...) a module")
-    if is_code(source) and not trust:
-        raise InputError(
-            f"{folder} was made from {source}, and code that a folder names is not run; "
-            "pass load(..., model=...) a module, or trust=True if you know the code"
-        )
-    return build_model(source, pretrained=False)
 
 
 def load_masks(directory: str | Path) -> dict[str, Tensor]:

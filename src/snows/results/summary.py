@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Template
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +16,7 @@ from ..events import counted
 from .advice import advice
 from .figures import figure, percent
 from .headline import Row, cards, rows, subtitle, title
+from .templates import read_template
 
 Data = Mapping[str, Any]
 
@@ -70,6 +70,4 @@ def _cells(row: Row, finished: bool) -> list[str]:
 
 @cache
 def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    text = files(__package__).joinpath("page", "notebook.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text)
+    return read_template(__package__, "page", "notebook.html.j2")

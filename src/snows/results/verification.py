@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..data.compact import nonzero_where_removed
-from ..data.models import build_model, is_code
 from ..data.tensors import widened
 from ..data.weights import fill, fitted, read_state, read_tensors
-from ..errors import ArgumentError, InputError, SnowsError, one_line
+from ..errors import ArgumentError, InputError, SnowsError, first_line, one_line
 from ..patterns import Pattern, parse_pattern
 from ..reading import entries, is_folder, look, read_json, read_text
 from ..recipe import Recipe
@@ -33,8 +32,8 @@ from .manifest import (
     damage,
     model_file,
     read_manifest,
-    recorded_source,
 )
+from .recorded import recorded_model
 from .report import SCHEMA as REPORT_SCHEMA
 
 _BEGINNINGS = (*"0123456789.-+", "dense")  # of patterns of the package
@@ -239,7 +238,7 @@ def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]
         return [], ["no probe is stored, so no outputs were compared"]
     try:
         call, recorded = probe.read(*read_tensors(folder / PROBE))
-        ready = _build(folder) if model is None else copy.deepcopy(model)
+        ready = _recorded(folder) if model is None else copy.deepcopy(model)
     except ValueError as error:
         return [f"cannot read {folder / PROBE}: {error}"], []
     if isinstance(ready, str):
@@ -250,21 +249,15 @@ def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]
     except SnowsError as error:
         return [str(error)], []
     except Exception as error:  # the model's own code
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return [f"{type(ready).__name__} does not run on the stored inputs: {line}"], []
+        return [f"{type(ready).__name__} does not run on the stored inputs: {first_line(error)}"], []
     wrong = probe.difference(ready, outputs, recorded)
     return ([] if wrong is None else [f"the model gives {wrong}, on the stored inputs"]), []
 
 
-def _build(folder: Path) -> nn.Module | str:
+def _recorded(folder: Path) -> nn.Module | str:
     """The model of the recorded name, without weights; or why it is not built."""
-    source = recorded_source(folder)
-    if source is None:
-        return "the result does not record which model it was made from; give one"
-    if is_code(source):
-        return f"{source} is code, and code that a folder names is not run; give the model if you trust it"
     try:
-        return build_model(source, pretrained=False)
+        return recorded_model(folder)
     except SnowsError as error:
         return str(error)
 

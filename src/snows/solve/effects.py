@@ -59,6 +59,7 @@ def effects(
     dense = graph.parameters
     yield WeightsShown({name: weight_facts(dense[name], weights[name], mask) for name, mask in masks.items()})
     networks = {name: changed for name, changed in stages.items() if changed}
+    # Without re-adjusting, the run ends with the mask only, whose method may have changed weights that it keeps.
     masked = {name: dense[name] * mask if networks else weights[name] for name, mask in masks.items()}
     found = operation_errors(graph, samples, {"mask only": masked, **networks}, memory, calibration)
     if found is not None:

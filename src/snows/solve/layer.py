@@ -211,7 +211,7 @@ class _Solve:
             weights[index] = refit.weight.view_as(weights[index])
         if not self.segment.is_one_layer:
             return self.pack(weights), self.objective.loss(self.masked)
-        positions = moments.positions  # the moments say what a pass over all samples would
+        positions = moments.positions  # moments are enough for a squared error: no pass over the samples
         loss = self.objective.of_squared_error(refit.error_before * positions, positions * len(refit.weight))
         return self.pack(weights), loss
 

@@ -118,8 +118,7 @@ def _product_rate(device: torch.device) -> float:
 def _factor_rate(device: torch.device) -> float:
     """Of inverting blocks in double precision, counted as the cube of their size."""
     size = _BLOCK_SIZE
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    blocks = (torch.eye(size, dtype=dtype, device=device) + 1e-3).repeat(_BLOCKS, 1, 1)
+    blocks = (torch.eye(size, dtype=torch.float64, device=device) + 1e-3).repeat(_BLOCKS, 1, 1)
     return _BLOCKS * size**3 / _best(lambda: inverted(blocks), device)
 
 
@@ -142,5 +141,5 @@ def _clock(device: torch.device) -> Iterator[Callable[[], float]]:
 
     yield took
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)
     ended = time.perf_counter()

@@ -30,11 +30,6 @@ class LayerTiming:
     dense: Timing
     sparse: Timing
 
-    @property
-    def speedup(self) -> float:
-        """Dense time over sparse time; below 1 the sparse kernel is slower."""
-        return self.dense.median / self.sparse.median
-
 
 @dataclass(frozen=True)
 class LayerBenchmark:

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
-from ..caller import own_surroundings
-from ..data.preparation import ONE_AT_A_TIME, as_device
+from ..caller import Stoppable, own_surroundings
+from ..data.preparation import ONE_AT_A_TIME
+from ..devices.device import as_device, best_device, placed
 from ..errors import ArgumentError
 from ..exports.base import Saved
 from ..exports.reading import read_saved
@@ -65,7 +65,7 @@ def bench(
         engines: "torch", "onnxruntime", "openvino". Default: torch, and on a CPU those that are installed.
         modes: How torch runs the whole network: "eager", "compiled", and on a GPU "graph" and "compiled graph".
             Default: all. Compiling takes longest; it comes last.
-        device: Where to time. Default: an accelerator if there is one.
+        device: Where to time. Default: a GPU if there is one.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
         progress: Whether to show a progress bar on standard error.
 
@@ -90,10 +90,11 @@ def bench(
     sizes = _check_batches(batches)
     if not limit > 0:
         raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
-    place = as_device(device) or _best_device()
+    place = as_device(device) or best_device()
     chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
-    saved = read_saved(directory, model)
-    with ONE_AT_A_TIME, own_surroundings(place, lambda event: None), TemporaryDirectory() as folder:
+    surroundings = own_surroundings(place, lambda event: None)
+    with Stoppable(), ONE_AT_A_TIME, surroundings, TemporaryDirectory() as folder:
+        saved = read_saved(directory, model)
         return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
 
 
@@ -102,11 +103,6 @@ def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ArgumentError(f"batches is {batches!r}; expected batch sizes of 1 or more")
     return sizes
-
-
-def _best_device() -> torch.device:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return found or torch.device("cpu")
 
 
 @dataclass
@@ -125,10 +121,13 @@ class _Bench:
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
         dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
+        layout = (
+            torch.channels_last if self.device.type == "cuda" else torch.preserve_format
+        )  # fastest for convolutions
         network = self.saved.model.to(self.device, dtype)
-        if self.device.type == "cuda":  # the layout in which convolutions are fastest there
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
-        calls = {batch: self._on_device(self.saved.inputs(batch), dtype) for batch in self.batches}
+        for parameter in network.parameters():
+            parameter.data = placed(parameter.data, self.device, dtype, layout)
+        calls = {batch: placed(self.saved.inputs(batch), self.device, dtype, layout) for batch in self.batches}
         cases = find_cases(network, self.saved.masks, calls, kernels_of(self.device))
         modes = sum(len(self.modes) if engine == "torch" else 1 for engine in engines)
         first: dict[Any, LayerCase] = {}
@@ -171,17 +170,6 @@ class _Bench:
 
     def _stored_dtype(self) -> torch.dtype:
         return next(p.dtype for p in self.saved.model.parameters() if p.is_floating_point())
-
-    def _on_device(self, call: Call, dtype: torch.dtype) -> Call:
-        def move(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            layout = torch.channels_last if leaf.ndim == 4 and self.device.type == "cuda" else torch.preserve_format
-            kind = dtype if leaf.is_floating_point() else leaf.dtype
-            return leaf.to(self.device, kind, memory_format=layout)
-
-        moved: Call = pytree.tree_map(move, call)
-        return moved
 
     def _in_time(self, what: str, share: float = 1.0) -> bool:
         """Whether there is time left; what there is none for is noted."""

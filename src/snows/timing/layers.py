@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..exports.base import first_line
+from ..errors import first_line
 from ..exports.rules import owner
 from ..graph.capture import Call
 from .benchmark import LayerTiming

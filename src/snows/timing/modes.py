@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..devices.cuda_graph import on_side_stream, recorded
 from ..errors import ArgumentError
 from ..graph.capture import quietly
 
@@ -38,15 +39,8 @@ def _as_it_is(call: Call) -> Call:
 
 def _recorded(call: Call) -> Call:
     """The launches of one call, replayed."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # libraries choose their kernels
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    recording = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recording):
-        held = call()
+    on_side_stream(lambda: [call() for _ in range(3)])  # libraries choose their kernels
+    recording, held = recorded(call)
 
     def replay() -> Any:
         recording.replay()

@@ -83,10 +83,15 @@ class Checkpoints:
                 file.unlink()
 
 
-def finished_epochs(folder: Path) -> int:
-    """How many epochs a folder keeps."""
+def kept_epochs(folder: Path | None, option: str, again: str) -> str:
+    """What a retraining that was stopped has kept, and how to go on."""
+    if folder is None:
+        return f"nothing was saved; {option} keeps finished epochs"
     files = _files(folder)
-    return int(files[-1].name.removeprefix("epoch").split("-")[0]) if files else 0
+    if not files:
+        return f"no epoch was finished; {folder} holds nothing to continue from"
+    epochs = int(files[-1].name.removeprefix("epoch").split("-")[0])
+    return f"{epochs} {'epoch is' if epochs == 1 else 'epochs are'} kept in {folder}; the same {again} continues"
 
 
 def _files(folder: Path) -> list[Path]:

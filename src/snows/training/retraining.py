@@ -8,21 +8,24 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..data.preparation import ONE_AT_A_TIME, as_device, move
+from ..caller import Stoppable, current_device
+from ..data.preparation import ONE_AT_A_TIME
 from ..data.samples import check_seed
+from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
 from ..results.folder import digest
 from ..results.reading import read_result
 from ..results.result import Result
-from .checkpoints import Checkpoint, Checkpoints
+from .checkpoints import Checkpoint, Checkpoints, kept_epochs
 from .feeding import Feed, TableFeed, augmented, read_feeds
 from .frozen import freeze, unfreeze
 from .objectives import AgainstLabels, AgainstTeacher, Objective
@@ -92,6 +95,7 @@ def retrain(
     Raises:
         ArgumentError: An argument has the wrong form.
         InputError: The result, the data or the labels cannot be used; or the loss is not finite any more.
+        KeyboardInterrupt: Ctrl-C was pressed. It says how many epochs `resume` has kept.
 
     Example:
         >>> import torch, snows
@@ -110,12 +114,14 @@ def retrain(
     check_seed(seed)
     result = _as_result(pruned, model, trust)
     started = time.perf_counter()
-    with ONE_AT_A_TIME, listening(progress) as notify:
+    folder = None if resume is None else Path(resume)
+    stoppable = Stoppable(partial(kept_epochs, folder, "resume=DIR", "call"))
+    with stoppable, ONE_AT_A_TIME, current_device(device_of(result.model, device)), listening(progress) as notify:
         network, home = _trainable(result, as_device(device))
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
-        identity = _identity(settings, network, teacher, training, judging, seed) if resume is not None else {}
-        checkpoints = Checkpoints(None if resume is None else Path(resume), identity)
+        identity = _identity(settings, network, teacher, training, judging, seed) if folder is not None else {}
+        checkpoints = Checkpoints(folder, identity)
         freeze(network, result.masks)
         run = _Training(network, settings, objective, training, judging, checkpoints, seed, notify)
         history, best, recalled = run.train()

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ..data.batches import Call
 from ..devices.cuda_graph import Replayed
+from ..devices.device import placed
 from ..errors import ArgumentError
 from ..evaluation.running import scores_of
 from .objectives import Objective
@@ -36,7 +37,7 @@ class Steps:
     def __call__(self, call: Call) -> Tensor:
         """Train on one batch. Its loss stays on the device."""
         given, spec = pytree.tree_flatten((call.args, call.kwargs, call.labels))
-        leaves = [self._placed(leaf) for leaf in given]
+        leaves = placed(given, self.device, self.dtype)
         if self._spec is None:
             self._spec = spec
             self._leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -59,11 +60,6 @@ class Steps:
             outputs = scores_of(self.model(*args, **kwargs))
             loss = self.objective.loss(outputs, args, kwargs, labels)
         return loss.detach(), torch.autograd.grad(loss, self.parameters, allow_unused=True)
-
-    def _placed(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(self.device, self.dtype if leaf.is_floating_point() else leaf.dtype)
 
 
 def _alike(leaves: list[Any], others: list[Any]) -> bool:

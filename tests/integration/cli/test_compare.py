@@ -90,8 +90,9 @@ def test_an_interruption_of_the_command(run: Snows, tmp_path: Path, monkeypatch:
     bare = run(*words)
     assert bare.status == 130
     assert bare.out.count("magnitude") == 1
-    assert bare.err.splitlines()[-1] == ("interrupted; 1 finished; pass --out DIR to continue from here the next time")
+    assert bare.err.splitlines()[-1] == "interrupted; 1 network finished; --out DIR keeps finished networks"
     kept = run(*words, "--json", "--out", tmp_path / "out")
     assert (kept.status, len(strict_json(kept.out)["rows"])) == (130, 2)
-    assert kept.err.splitlines() == ["interrupted; 1 finished; the same command continues from here"]
+    said = f"interrupted; 1 network finished and kept in {tmp_path / 'out'}; the same command continues"
+    assert kept.err.splitlines() == [said]
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 2

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snows.cli.watching import listeners_of
+
 from ..conftest import Snows, assert_error
 from .helpers import PRUNE
 
@@ -30,6 +32,13 @@ def test_events_are_written_in_silence_too(run: Snows, tmp_path: Path, monkeypat
     assert (done.status, done.out, done.err) == (0, "", "")
     assert Path("snows-live.html").is_file()
     assert (tmp_path / "events.jsonl").read_text().count("LayerSolved") == 2
+
+
+def test_the_live_page_of_the_working_directory_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    listeners_of(None, None, True, Path("."), quiet=True)
+    assert (tmp_path / "here-live.html").is_file()
 
 
 def test_a_wrong_path_is_refused_before_any_work(run: Snows, tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ def test_names_of_a_file_beside_other_names(tmp_path: Path) -> None:
     [
         ("no json", "cannot read"),
         ([1], "expected a JSON object"),
-        ({"kind": "other", "prune": ["a"]}, "was not written by snows bench"),
-        ({"kind": KIND, "prune": "a"}, "was not written by snows bench"),
-        ({"kind": KIND, "prune": [1]}, "was not written by snows bench"),
+        ({"kind": "other", "prune": ["a"]}, "which snows bench did not write"),
+        ({"kind": KIND, "prune": "a"}, "which snows bench did not write"),
+        ({"kind": KIND, "prune": [1]}, "which snows bench did not write"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: object, words: str) -> None:
@@ -41,7 +41,8 @@ def test_other_files_are_refused(tmp_path: Path, content: object, words: str) ->
 
 
 def test_a_list_without_layers_and_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="names no layer: none was faster sparse"):
-        as_names(written(tmp_path, {"kind": KIND, "prune": []}), "layers")
-    with pytest.raises(InputError, match="there is no such file"):
-        as_names("nothing.json", "layers")
+    with pytest.raises(ArgumentError, match=r"^exclude is .*bench\.json, which names no layer: none was faster sparse"):
+        as_names(written(tmp_path, {"kind": KIND, "prune": []}), "exclude")
+    for argument in ("layers", "exclude"):
+        with pytest.raises(InputError, match=f"^{argument} is nothing.json, and there is no such file"):
+            as_names("nothing.json", argument)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from snows import ArgumentError, InputError, SnowsWarning
+from snows import InputError, SnowsWarning
 from snows.data import preparation
-from snows.data.preparation import as_device, capturing_once, prepare, with_weights
+from snows.data.preparation import capturing_once, prepare, with_weights
 from tests.networks import example, make
 
 X = example("mlp", 12)
@@ -107,5 +107,3 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     model[2].weight[0, 0] = torch.nan
     with pytest.raises(InputError, match=r"the model's weights contain NaN or infinity \(in 2\.weight\)"):
         prepare(model, X, None, seed=0)
-    with pytest.raises(ArgumentError, match="device 'abacus' is not known"):
-        as_device("abacus")

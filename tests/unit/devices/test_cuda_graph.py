@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 
-from snows.devices.cuda_graph import Replayed
+from snows.devices.cuda_graph import Replayed, recorded
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -39,3 +42,40 @@ def test_what_asks_the_device_for_a_value_is_called_each_time(device: str) -> No
         replayed()
     assert seen == [1, 2, 3, 4, 5]
     torch.testing.assert_close(total.cpu(), torch.tensor([5.0]))
+
+
+def test_each_recording_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[object] = []
+
+    @contextmanager
+    def graph(recording: object, stream: object = None) -> Iterator[None]:
+        streams.append(stream)
+        yield
+
+    fakes = {"graph": graph, "CUDAGraph": object, "Stream": object, "current_stream": object}
+    for name, fake in {**fakes, "stream": lambda stream: nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert [recorded(lambda: 3)[1] for _ in range(2)] == [3, 3]
+    assert None not in streams
+    assert len(set(streams)) == 2
+
+
+@pytest.mark.gpu
+def test_recordings_do_not_use_the_stream_that_torch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to the device that was current when anybody first recorded something."""
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", "of another device")
+    total, calls = torch.zeros(1, device="cuda"), []
+    replayed = Replayed(lambda: calls.append(None) or total.add_(1), total.device)
+    for _ in range(4):
+        replayed()
+    assert (float(total), len(calls)) == (4.0, 3)
+
+
+@pytest.mark.gpu
+def test_the_current_stream_is_as_before_where_nothing_can_be_recorded() -> None:
+    total = torch.zeros(1, device="cuda")
+    before = torch.cuda.current_stream()
+    replayed = Replayed(lambda: int(total), total.device)
+    for _ in range(3):
+        replayed()
+    assert torch.cuda.current_stream() == before

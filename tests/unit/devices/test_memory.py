@@ -96,7 +96,7 @@ def test_on_a_gpu_the_default_is_what_is_free(monkeypatch: pytest.MonkeyPatch) -
 
 def test_other_devices_have_the_cpus_default_and_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_host_bytes", lambda: 32 * GIB)
-    assert memory_limits(torch.device("mps")) == Memory(16 * GIB, host=16 * GIB)
+    assert memory_limits(torch.device("xpu")) == Memory(16 * GIB, host=16 * GIB)
     assert memory_limits(CPU, 1000) == Memory(1000, host=0)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import snows
+from snows.evaluation import tolerance
 from snows.evaluation.tolerance import Sensitivity
 from tests.networks import example, make, prunable
 
@@ -121,6 +122,12 @@ def test_the_caller_keeps_model_and_random_state() -> None:
 def test_what_cannot_be_measured_is_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises((snows.ArgumentError, snows.InputError), match=words):
         measure(**options)
+
+
+def test_a_wrong_size_of_memory_costs_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tolerance, "prepare", lambda *_: pytest.fail("the network was captured"))
+    with pytest.raises(snows.ArgumentError, match=r"memory is .much.; expected a size"):
+        measure(memory="much")
 
 
 def test_too_few_samples_and_no_model_are_refused() -> None:

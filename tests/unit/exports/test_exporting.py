@@ -51,6 +51,18 @@ def test_the_default_place_is_beside_the_result(pruned: Path) -> None:
     shutil.rmtree(exported.folder)
 
 
+def test_the_default_place_of_the_working_directory(pruned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(pruned)
+    exported = snows.export(".", "safetensors", images())
+    assert exported.folder == f"{pruned}-safetensors"
+    shutil.rmtree(exported.folder)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^cannot read .*File name too long"):
+        snows.export("x" * 300, "safetensors", out=tmp_path / "out")
+
+
 def test_the_users_model_is_not_changed(pruned: Path, tmp_path: Path) -> None:
     model = images().train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -108,7 +120,7 @@ def test_another_model_is_refused(pruned: Path, tmp_path: Path) -> None:
 
 
 def test_a_result_without_a_recorded_model_needs_one(pruned: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not record which model it was made from; give the model, too"):
+    with pytest.raises(InputError, match=r"does not record which model it was made from; give the model$"):
         snows.export(pruned, "safetensors", out=tmp_path / "out")
 
 

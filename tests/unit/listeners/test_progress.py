@@ -51,7 +51,7 @@ def shown_after(*events: Event) -> str:
     with ProgressBar("starting", console=console) as bar:
         for event in events:
             bar(event)
-        bar.refresh()
+        bar._bar.refresh()
         return text(console).split("\r")[-1]
 
 
@@ -78,7 +78,7 @@ def test_other_work_is_described_and_counted_by_hand() -> None:
     with ProgressBar("dense", total=3, completed=1, console=console) as bar:
         bar.describe("wanda")
         bar.advance()
-        bar.refresh()
+        bar._bar.refresh()
         assert re.match("wanda .* 2/3", text(console).split("\r")[-1])
 
 
@@ -164,7 +164,7 @@ def test_the_bar_survives_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_progress() as bar:
         assert isinstance(bar, ProgressBar)
         bar.describe("goes on")
-        bar.refresh()
+        bar._bar.refresh()
         bar.print("and on")
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from snows.results.figures import amount, duration, figure, measured, memory, percent
+from snows.results.figures import amount, figure, measured, memory, percent, time_taken
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_units() -> None:
         "4.1 G",
         "2 T",
     ]
-    assert [duration(value) for value in (0.1234, 12.34, 89, 90, 7200)] == [
+    assert [time_taken(value) for value in (0.1234, 12.34, 89, 90, 7200)] == [
         "0.123 s",
         "12.3 s",
         "89 s",

@@ -18,6 +18,7 @@ from snows.results.files import (
     check_writable,
     mend,
     new_folder,
+    next_to,
     rescued,
     write_or_rescue,
 )
@@ -203,3 +204,12 @@ def test_the_first_error_stays_if_nothing_can_be_rescued(temporary: Path) -> Non
     assert kept(temporary) == []
     temporary.rmdir()
     assert rescued(first, lambda folder: None) is first
+
+
+def test_a_name_next_to_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "last").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "runs" / "last")
+    assert next_to(Path("sparse"), "-onnx") == Path("sparse-onnx")
+    assert next_to(Path("."), "-onnx") == tmp_path / "runs" / "last-onnx"
+    assert next_to(Path(".."), "-onnx") == tmp_path / "runs-onnx"
+    assert next_to(Path("/"), "-onnx") == Path("/-onnx")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snows.events import DenseLayer, Distilled, Event, LayerFacts
+from snows.events import DenseLayer, Distilled, Event, LayerFacts, OperationErrors
 from snows.results.html import render
 from snows.results.report import Report, fold
 from tests.unit.results.test_report import FINISHED, RUN, STARTED, solve, solved
@@ -80,6 +80,27 @@ def test_the_headline() -> None:
     ).text  # fmt: skip
 
 
+def test_without_an_evaluation_the_headline_has_what_the_run_measured_itself() -> None:
+    errors = {"mask only": (0.5, 2.0), "before the last stage": (0.1, 0.3), "SNOWS": (0.1, 0.0125)}
+    measured = OperationErrors(("a", "b"), 50, errors, {"mask only": 0.1, "before the last stage": 0.9, "SNOWS": 0.96})
+    agreement = "Agreement 10 → 96 % mask only → re-adjusted, same top class as dense, 50 samples"
+    error = "Output error 200 → 1.25 % mask only → re-adjusted, of the variance"
+    assert f"{agreement} {error}" in page(*RUN, measured).text
+    evaluated = page(
+        *RUN, measured, evaluation=[{"network": "dense", "top1": 0.95}, {"network": "S", "top1": 0.9}]
+    ).text
+    assert agreement not in evaluated
+    assert error not in evaluated
+    no_classes = page(*RUN, replace(measured, agreement={})).text
+    assert "Agreement" not in no_classes
+    assert error in no_classes
+    masked = replace(measured, errors={"mask only": (0.5, 2.0)}, agreement={"mask only": 0.1})
+    assert (
+        "Agreement 10 % mask only, same top class as dense, 50 samples Output error 200 % mask only, of the variance"
+        in page(*RUN, masked).text
+    )
+
+
 def test_the_tables() -> None:
     rows = page(evaluation=[{"network": "dense", "top1": 0.91234, "kl": None}, {"network": "SNOWS"}]).rows
     for wanted in (
@@ -125,6 +146,15 @@ def test_a_layer_that_stands_out_is_marked() -> None:
     text = render(fold([replace(STARTED, layers=layers), *run]).to_dict())
     assert text.count('class="mark" title="Its error is 9.0 times the median') == 1
     assert 'data-first="1"' in text
+
+
+def test_the_closed_form_is_a_result_of_its_own_where_newton_went_on_from_it() -> None:
+    out = STARTED.layers[2]
+    for changes, shown in ({}, True), ({"newton_steps": 0}, False), ({"start": "masked weights"}, False):
+        run = (replace(STARTED, layers=(out,)), solved("out", solve=replace(solve(), **changes)))
+        assert ("closed form: layer-wise" in page(*run).text) == shown
+        labels = [line.get_label() for line in fold(run).plot().axes[0].lines]
+        assert ("closed form: layer-wise" in labels) == shown
 
 
 def test_an_empty_report_has_a_page() -> None:

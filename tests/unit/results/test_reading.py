@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import snows
+from snows.events import Phase
 from snows.results.reading import read_report, read_result
 from tests.networks import mlp
 from tests.saved import quick
@@ -29,6 +30,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     assert all(torch.equal(found.masks[name], kept) for name, kept in result.masks.items())
     assert found.report.to_dict() == result.report.to_dict()
     assert found.report.layers[0].solves == result.report.layers[0].solves
+    assert found.report == result.report
     assert found.recipe == result.recipe
     found.save(tmp_path / "b")
     for name in ("model.safetensors", "masks.safetensors", "report.json", "recipe.json"):
@@ -52,3 +54,24 @@ def test_reports_of_older_versions_lack_entries(tmp_path: Path) -> None:
     assert report.layers[0].solves[0].held_out != report.layers[0].solves[0].held_out
     with pytest.raises(snows.InputError, match=r"report.json is no report of snows"):
         read_report({"layers": [{}]}, "report.json")
+
+
+def test_every_part_of_a_report_is_of_its_own_kind(tmp_path: Path) -> None:
+    report = read_report(json.loads(saved(tmp_path / "a").report.to_json()), "report.json")
+    assert {type(phase) for phase in report.phases} == {Phase}
+    assert report.phases[0].seconds > 0
+    assert report.operations is not None
+    assert {type(errors) for errors in report.operations.errors.values()} == {tuple}
+    picture = report.layers[0].picture
+    assert picture is not None
+    assert sum(picture.before) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("phases", {"seconds": 1}), ("layers", "none"), ("operations", [1]), ("finish", {"curve": [[1]]})],
+)
+def test_parts_of_another_form_are_refused(key: str, value: object, tmp_path: Path) -> None:
+    data = {**saved(tmp_path / "a").report.to_dict(), key: value}
+    with pytest.raises(snows.InputError, match=r"^report\.json is no report of snows: "):
+        read_report(data, "report.json")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import snows
 from snows.events import (
     ChannelsPermuted,
     DenseLayer,
@@ -27,7 +28,7 @@ from snows.events import (
     SolveReport,
     Warned,
 )
-from snows.results.report import Report, beside, fold
+from snows.results.report import Report, fold
 
 STARTED = RunStarted(
     model="Net",
@@ -219,11 +220,12 @@ def test_a_warning_that_came_again_has_its_number() -> None:
 def test_errors_of_another_run_stand_beside_these() -> None:
     mine = OperationErrors(("a", "b"), 8, {"mask only": (0.5, 1.0), "SNOWS": (0.1, 0.2)}, {})
     light = replace(mine, errors={"mask only": (0.5, 1.0), "SNOWS": (0.2, 0.4)})
-    report = beside(fold([*RUN, mine]), "layer-wise", fold([*RUN, light]))
+    report = fold([*RUN, mine]).beside("layer-wise", fold([*RUN, light]))
     assert report.operations is not None
     assert list(report.operations.errors.items()) == [
         ("mask only", (0.5, 1.0)), ("layer-wise", (0.2, 0.4)), ("SNOWS", (0.1, 0.2)),
     ]  # fmt: skip
-    for other in (fold(RUN), fold([*RUN, replace(light, samples=9)])):
-        assert beside(fold([*RUN, mine]), "layer-wise", other).operations == mine
-    assert beside(fold(RUN), "layer-wise", fold([light])).operations is None
+    unlike = [fold(RUN), fold([replace(light, samples=9)]), fold([replace(light, names=("a", "c"))])]
+    for one, other in [(fold([*RUN, mine]), each) for each in unlike] + [(fold(RUN), fold([light]))]:
+        with pytest.raises(snows.ArgumentError, match="do not have errors of the same operations"):
+            one.beside("layer-wise", other)

@@ -93,7 +93,7 @@ def one_layer_needs(graph: Graph, plan: Plan) -> int:
     return max(needs)
 
 
-@pytest.mark.parametrize(("device", "usual"), [(CPU, 250), (GPU, 1000), (torch.device("mps"), 250)])
+@pytest.mark.parametrize(("device", "usual"), [(CPU, 250), (GPU, 1000), (torch.device("xpu"), 250)])
 def test_pieces_have_the_usual_size_where_memory_allows(device: torch.device, usual: int) -> None:
     graph, plan = planned()
     chosen = settings(product_samples=None)

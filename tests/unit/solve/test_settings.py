@@ -199,7 +199,7 @@ def test_the_default_and_the_paper_differ_in_their_kind_of_solve() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "device", "halved"),
-    [("auto", "cuda", True), ("auto", "cpu", False), ("auto", "mps", False), ("full", "cuda", False)],
+    [("auto", "cuda", True), ("auto", "cpu", False), ("auto", "xpu", False), ("full", "cuda", False)],
 )
 def test_half_precision_is_for_gpus(precision: Any, device: str, halved: bool) -> None:
     settings = resolve(DEFAULT.replace(precision=precision), captured("mlp")[1], device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from ..arguments import (
     WeightsOption,
 )
 from ..request import Request
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _FileOption = Annotated[Path, typer.Option("--out", help="The picture (.png). A file of that name is replaced.")]
 _ImagesOption = Annotated[int, typer.Option("--images", min=1, help="How many images of the data to show.")]
@@ -44,13 +47,9 @@ def attention(
 
     Each map is the attention of the class token to the patches in the last block, the mean over heads.
     """
-    from copy import deepcopy
-
     from torch import Tensor
 
-    from ...data.preparation import with_weights
     from ...evaluation.attention_figure import attention_maps, draw, drawing_library
-    from ...results.storage import load, load_masks
     from ..tables import make_console
 
     if out.suffix != ".png":
@@ -61,16 +60,26 @@ def attention(
     shown = read.samples(False)
     if not isinstance(shown, Tensor) or shown.ndim != 4:
         raise InputError("the data holds no table of images; expected a folder or an npz file of images")
-    networks = {"dense": dense}
-    if pruned is not None:
-        masks = load_masks(pruned)
-        parameters = dict(dense.named_parameters())
-        masked = {name: parameters[name].detach() * mask.to(parameters[name].device) for name, mask in masks.items()}
-        networks["mask only"] = with_weights(dense, masked)
-        networks["re-adjusted"] = load(pruned, deepcopy(dense))
+    networks = {"dense": dense} if pruned is None else _networks(dense, pruned)
     place = next(dense.parameters())
     with request.step("computing attention maps"):
         maps = attention_maps(networks, shown[:images].to(place.device, place.dtype))
     draw(maps, shown[:images], out)
     if not quiet:
         make_console().print(f"Saved to {out}")
+
+
+def _networks(dense: nn.Module, pruned: Path) -> dict[str, nn.Module]:
+    """The dense network, masked, and with the weights of the result."""
+    from ...data.preparation import with_weights
+    from ...results.reading import read_result
+
+    result = read_result(pruned, dense)
+    if result.report.permutation is not None:
+        raise InputError(
+            f"{pruned} was pruned with --permute, which re-orders channels, so that its masks are none of the dense "
+            "weights; give a result without it"
+        )
+    weights = dict(dense.named_parameters())
+    masked = {name: weights[name].detach() * mask.to(weights[name].device) for name, mask in result.masks.items()}
+    return {"dense": dense, "mask only": with_weights(dense, masked), "re-adjusted": result.model}

@@ -36,7 +36,7 @@ from ..arguments import (
     SeedOption,
     WeightsOption,
 )
-from ..interruption import Interrupted, kept_cells
+from ..interruption import Interrupted
 from ..request import Request, read_mask, read_metric, split_patterns
 from ..rows import Judge
 from ..tables import evaluation_table, make_console, print_comparison, print_inspection
@@ -165,7 +165,7 @@ def compare(
     """
     from ...evaluation.cells import plan_cells
     from ...evaluation.comparison import compare as run
-    from ...evaluation.table import ComparisonInterrupted
+    from ...evaluation.table import ComparisonInterrupted, kept_networks
 
     if as_json and markdown:
         raise ArgumentError("--json and --markdown are both given; expected one of them")
@@ -186,7 +186,7 @@ def compare(
             found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
     except ComparisonInterrupted as stop:
         print_comparison(stop.comparison, as_json, markdown, quiet)
-        raise Interrupted(kept_cells(len(stop.comparison.pruned), out)) from stop
+        raise Interrupted(kept_networks(stop.comparison, out, "--out DIR", "command")) from stop
     print_comparison(found, as_json, markdown, quiet)
     if len(found.failed) == len(found.pruned):
         raise InputError(f"nothing could be compared: {found.failed[0].name}: {found.failed[0].error}")

@@ -38,7 +38,7 @@ from ..arguments import (
     TensorBoardOption,
     WeightsOption,
 )
-from ..interruption import keeping_layers
+from ..interruption import saying
 from ..request import Request, needs_pattern, read_mask, read_metric
 from ..rows import Judge
 from ..tables import print_prune
@@ -97,6 +97,7 @@ def prune(
     from dataclasses import replace
 
     from ...api import prune as run
+    from ...results.journal import kept_solves
     from ...results.result import save_or_rescue
 
     _check_out(out, compact, force, resume)
@@ -117,7 +118,7 @@ def prune(
         "labels": labels, "permute": permute, "memory": memory,
     }  # fmt: skip
     run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
-    with connected(request.device), keeping_layers(resume):
+    with connected(request.device), saying(partial(kept_solves, resume, "--resume DIR", "command")):
         result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging, listeners)
         if out is not None:
             save_or_rescue(replace(result, source=request.model_name), out, compact, force)
@@ -149,7 +150,6 @@ def _pruned_and_evaluated(
 
     from ...data.preparation import capturing_once
     from ...evaluation.classes import reference
-    from ...results.report import beside
 
     show = not request.quiet
     run_whole = partial(run, recipe=recipe, horizon=horizon, progress=[show, *listeners], resume=resume)
@@ -170,6 +170,6 @@ def _pruned_and_evaluated(
     with request.step("evaluating"):
         rows += [judge.row(name, network) for name, network in networks.items()]
     report = replace(result.report, evaluation=rows)
-    if _LAYER_WISE in others:
-        report = beside(report, _LAYER_WISE, others[_LAYER_WISE].report)
+    if _LAYER_WISE in others and report.operations is not None:
+        report = report.beside(_LAYER_WISE, others[_LAYER_WISE].report)
     return replace(result, report=report)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ...errors import ArgumentError
 from ..app import app
 from ..arguments import (
     ConfigOption,
@@ -24,7 +23,7 @@ from ..arguments import (
     SeedOption,
     WeightsOption,
 )
-from ..request import Request, split_patterns
+from ..request import Request, require_new_json, split_patterns
 
 _TriedOption = Annotated[
     list[str] | None,
@@ -76,7 +75,7 @@ def sensitivity(
     from ..tables import make_console, print_sensitivity
 
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
-    _check_out(out)
+    require_new_json(out, ".html")
     patterns = split_patterns(pattern) if pattern else list(PATTERNS)
     dense, read = request.model_and_data()
     found = measure(
@@ -96,19 +95,3 @@ def sensitivity(
         else:
             console.print(f"Saved to {out}; curves in {out.with_suffix('.html')}")
             console.print(f"Use it: --pattern '0.7 measured={out}'")
-
-
-def _check_out(out: Path | None) -> None:
-    """Before anything is measured: the file can be written, and nothing is overwritten."""
-    from ...results.files import check_writable
-
-    if out is None:
-        return
-    if out.suffix != ".json":
-        raise ArgumentError(f"--out is {out}; expected a file that ends in .json")
-    if not out.parent.is_dir():
-        raise ArgumentError(f"--out is {out}, but there is no folder {out.parent}")
-    for path in (out, out.with_suffix(".html")):
-        if path.exists():
-            raise ArgumentError(f"{path} exists; choose another name, or remove it")
-        check_writable(path)

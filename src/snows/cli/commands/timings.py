@@ -10,6 +10,7 @@ import typer
 from ...errors import ArgumentError
 from ..app import app
 from ..arguments import CheckedModelOption, DebugOption, DeviceOption, JsonOption, QuietOption, SavedArgument
+from ..request import require_new_json
 from .deploying import named_model
 
 _BatchOption = Annotated[str, typer.Option("--batch", help="Batch sizes, with commas.")]
@@ -55,18 +56,12 @@ def bench(
 
     Says what runs sparse here, where layers could, and which layers to prune if speed is the goal.
     """
-    from ...results.files import check_writable
     from ...timing.benchmarking import bench as run
     from ..bench_table import print_bench
     from ..tables import make_console, say
 
     batches = _batches(batch)
-    if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
-        raise ArgumentError(f"--out is {out}; expected a file that ends in .json, in a folder that exists")
-    if out is not None and out.exists():
-        raise ArgumentError(f"{out} exists; choose another name, or remove it")
-    if out is not None:
-        check_writable(out)
+    require_new_json(out)
     engines, modes = _words(engine), _words(mode)
     found = run(
         directory, named_model(model), batches=batches, engines=engines, modes=modes, device=device, limit=limit,

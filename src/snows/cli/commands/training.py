@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ from ..arguments import (
     SavedArgument,
     SeedOption,
 )
-from ..interruption import keeping_epochs
+from ..interruption import saying
 from ..request import EMBEDDED_DATA, EMBEDDED_MODEL, Request
 from ..rows import Judge
 from ..tables import print_retraining
@@ -129,6 +130,7 @@ def retrain(
     Defaults are the paper's for CIFAR-10. The best weights on held-out samples are kept.
     """
     from ...results.storage import refuse_existing
+    from ...training.checkpoints import kept_epochs
     from ...training.retraining import retrain as run
     from ...training.settings import TrainingSettings
 
@@ -145,7 +147,7 @@ def retrain(
         read = request.load(request.require_data(), samples)
         judging = _held_out(request, held_out, labelled=teacher is None)
         dense = request.model() if teacher is not None else None
-    with keeping_epochs(resume):
+    with saying(partial(kept_epochs, resume, "--resume DIR", "command")):
         result = run(
             pruned, read.samples(teacher is None), teacher=dense, held_out=judging, device=request.device, seed=seed,
             progress=not request.quiet, resume=resume, **figures,

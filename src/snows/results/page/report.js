@@ -6,6 +6,10 @@ const layers = report.layers;
 const byId = (id) => document.getElementById(id);
 const masked = (layer) => layer.solves[sweep]?.loss_masked ?? null;
 const readjusted = (layer) => layer.solves[sweep]?.loss ?? null;
+const inClosedForm = (layer) => { // where Newton's method began, if it began there
+  const solve = layer.solves[sweep];
+  return solve?.start === "least squares" && solve.newton_steps ? solve.loss_start : null;
+};
 const scale = (made, format) => ({ ...made, format });
 let selected = null;
 let sweep = 0; // whose losses are drawn
@@ -22,6 +26,7 @@ function drawLosses(holder) {
   });
   const radius = Math.max(1.8, Math.min(4, area.slot / 4));
   dots(area, before, "masked", "masked", radius);
+  dots(area, layers.map((layer, index) => [index, inClosedForm(layer)]), "layerwise", "closed-form", radius);
   dots(area, after, "snows", "snows", radius);
   slots(area, layers.length, lossWords, select);
 }
@@ -29,7 +34,8 @@ function drawLosses(holder) {
 function lossWords(index) {
   const layer = layers[index];
   const before = sweep ? "before" : "mask only";
-  return [layer.name, `${before} ${figure(masked(layer))}`, `re-adjusted ${figure(readjusted(layer))}`, `K = ${layer.horizon}`];
+  const closed = inClosedForm(layer) === null ? [] : [`closed form ${figure(inClosedForm(layer))}`];
+  return [layer.name, `${before} ${figure(masked(layer))}`, ...closed, `re-adjusted ${figure(readjusted(layer))}`, `K = ${layer.horizon}`];
 }
 
 function drawDensity(holder) {
@@ -168,7 +174,8 @@ function drawPhases(holder) {
     bar.style.width = (100 * phase.seconds) / longest + "%";
     Object.assign(bar.dataset, { series: "phase", value: phase.seconds });
     element(bars, "span", "number", seconds(phase.seconds));
-    element(bars, "span", "number faint", phase.peak_bytes === null ? "" : bytes(phase.peak_bytes));
+    const peak = element(bars, "span", "number faint", phase.peak_bytes === null ? "" : bytes(phase.peak_bytes));
+    peak.dataset.series = "memory";
   }
 }
 
