@@ -46,6 +46,7 @@ from .patterns import Pattern
 from .patterns.budgets import spread_out
 from .plan import Plan, make_plan
 from .recipe import LEAST_HELD_OUT
+from .results.folder import digest_of_samples
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
@@ -103,8 +104,8 @@ class Run:
         self._plan = self._make_plan(given)
         if task.permute:
             self._permute(given)
-        self.journal = self._open_journal()
         self.fitted, self.held_out = self._split()
+        self.journal = self._open_journal()
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
             self._prepared.compare_at_sizes(self._batch_size)
@@ -214,6 +215,7 @@ class Run:
             self.settings.distill,
             self.memory,
             self.task.seed,
+            self._batch_size,
             self.ranks,
         )
         self._before_last_stage = {name: self._current[name] for name in self._changed}
@@ -252,7 +254,8 @@ class Run:
 
     def _prepare(self) -> Prepared:
         task = self.task
-        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels)
+        in_shares = self.ranks.size > 1 and not task.recipe.mirror
+        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels, in_shares)
 
     def _resolve(self, given: bool) -> Settings:
         settings = resolve(self.task.recipe, self.graph, self.device.type, self.task.rules)
@@ -289,7 +292,11 @@ class Run:
         return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
 
     def _open_journal(self) -> Journal:
-        facts = partial(self.task.facts, self.graph, self._prepared.samples, self.phases.device_name)
+        def facts() -> dict[str, Any]:
+            calibration = digest_of_samples([self.fitted, self.held_out], self._batch_size, self.ranks)
+            samples = self._prepared.samples.count
+            return self.task.facts(self.graph, calibration, samples, self.phases.device_name)
+
         return open_journal(self.task.resume, facts, self.device, self.ranks)
 
     @cached_property

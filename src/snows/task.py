@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from .data.samples import Samples
 from .graph import Graph
 from .patterns import PatternRules
 from .recipe import Recipe
@@ -42,12 +41,12 @@ class Task:
         """How the report names the mask, if a method chooses it."""
         return self.mask if isinstance(self.mask, str) else repr(self.mask)
 
-    def facts(self, graph: Graph, samples: Samples, device: str) -> dict[str, Any]:
-        """Everything that decides the result, which is not the number of ranks."""
+    def facts(self, graph: Graph, calibration: str, samples: int, device: str) -> dict[str, Any]:
+        """Everything that decides the result, which is not the number of ranks. `calibration` is a digest."""
         return {
             "weights": digest(graph.parameters),
-            "calibration": digest([samples.leaves, samples.labels]),
-            "samples": samples.count,
+            "calibration": calibration,
+            "samples": samples,
             "pattern": None if self.rules is None else str(self.rules),
             "measurements": [] if self.rules is None else [curves.digest for curves in self.rules.curves],
             "mask": describe(self.mask),

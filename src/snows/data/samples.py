@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset
 
 from ..devices.device import placed
+from ..devices.distributed.ranks import Ranks
 from ..errors import ArgumentError, InputError, SnowsWarning
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
@@ -49,6 +52,18 @@ class Samples:
     def rows(self, start: int, stop: int) -> list[Any]:
         """The leaves of the samples from `start` to `stop`, in the wanted place."""
         return [self._in_place(leaf) for leaf in self._select(slice(start, stop))]
+
+    def at(self, indices: Tensor) -> list[Any]:
+        """The leaves of some samples, in any order, in the wanted place."""
+        return [self._in_place(leaf) for leaf in self._select(indices)]
+
+    def at_shared(self, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+        """The same for several ranks, which share the samples in pieces. All of them ask for the same samples."""
+        return self.at(indices)
+
+    def stored(self, index: int) -> list[Any]:
+        """The leaves of one sample as they were given, and its label."""
+        return [*self._select(slice(index, index + 1)), None if self.labels is None else self.labels[index]]
 
     def split(self, count: int) -> tuple[Samples, Samples]:
         """The first `count` samples, and the others."""
@@ -93,13 +108,21 @@ def check_seed(seed: object) -> None:
         raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
 
 
-def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration") -> Samples:
+def read_samples(
+    data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration", in_shares: bool = False
+) -> Samples:
     """Read a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts).
 
-    Labels are only read with `with_labels`: the second item of a tuple, or the entry of a dict with such a name. `what`
-    the samples are for is said in messages.
+    Args:
+        data: The samples.
+        model: What they are for.
+        with_labels: Also read labels: the second item of a tuple, or the entry of a dict with such a name.
+        what: What the samples are for, in messages.
+        in_shares: Read a Dataset (without labels) sample by sample, when they are first needed.
     """
     signature = inspect.signature(model.forward)
+    if in_shares and not with_labels and isinstance(data, Dataset) and isinstance(data, Sized) and len(data):
+        return _dataset_samples(data, signature, what)
     batches: list[_Batch] = []
     for given in batches_of(data, what, _READ_AT_ONCE):
         batch = _read_batch(given, signature, with_labels, what)
@@ -114,6 +137,21 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     samples = Samples(leaves, batches[0].spec, count, torch.cat(labels) if with_labels else None)
     _check_values(samples, what)
     return samples
+
+
+def _dataset_samples(data: Any, signature: inspect.Signature, what: str) -> Samples:
+    from .dataset import DatasetSamples, Reader  # which is a kind of Samples
+
+    def read_batch(batch: Any) -> list[Any]:
+        read = _read_batch(batch, signature, False, what)
+        _check_values(Samples(read.leaves, read.spec, read.count), what)
+        specs.append(read.spec)
+        return [leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf for leaf in read.leaves]
+
+    specs: list[pytree.TreeSpec] = []
+    reader = Reader(data, read_batch)
+    first = reader.leaves([0])
+    return DatasetSamples(first, specs[0], len(data), order=torch.arange(len(data)), reader=reader)
 
 
 def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:

@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -56,6 +56,7 @@ class Distillation:
     settings: DistillSettings
     memory: Memory
     seed: int
+    piece: int = 1  # samples in a micro-batch of the cascade: what a rank has of a Dataset
     ranks: Ranks = ALONE
 
     def run(self, parameters: Mapping[str, Tensor], notify: Listener = ignore) -> tuple[dict[str, Tensor], Distilled]:
@@ -106,7 +107,8 @@ class Distillation:
         def batches() -> Iterator[list[Any]]:
             """One step's pieces: all ranks make the same views, and each takes its part of them."""
             for _ in range(pieces):
-                views = _views(_random_samples(fitted, size, generator), generator)
+                chosen = torch.randint(fitted.count, (size,), generator=generator)
+                views = _views(fitted.at_shared(chosen, self.piece, self.ranks), generator)
                 if share:
                     yield [leaf[part] if has_rows(leaf) else leaf for leaf in views]
 
@@ -295,14 +297,6 @@ def _pieces(graph: Graph, batch: int, memory: Memory) -> int:
     """The number of pieces that a batch is cut into, such that a pass through the network fits in memory."""
     sample_bytes = _COPIES * sum(int(node.meta["bytes"]) for node in graph.nodes)
     return min(batch, math.ceil(batch * sample_bytes / memory.total))
-
-
-def _random_samples(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:
-    chosen = torch.randint(samples.count, (count,), generator=generator)
-    leaves = [
-        leaf[chosen.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in samples.leaves
-    ]
-    return replace(samples, leaves=leaves, count=count).rows(0, count)
 
 
 def _views(leaves: list[Any], generator: torch.Generator) -> list[Any]:

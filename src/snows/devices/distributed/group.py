@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -57,8 +57,6 @@ class Group(Ranks):
     def together(self, work: Callable[[], T]) -> T:
         result, error = _attempt(work)
         failed = torch.tensor(float(error is not None))
-        if self._on_gpu:
-            failed = failed.cuda()
         self._reduce(failed)
         if failed > 0:
             raise _out_of_memory(error)
@@ -86,25 +84,24 @@ class Group(Ranks):
 
     def take_first(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            # bools are no numbers to every backend, and broadcasting wants one block of memory
-            sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
-            with self._watch.naming_the_lost():
-                dist.broadcast(sent, src=0)
-            if sent is not tensor:
-                tensor.copy_(sent)
+            self._send(tensor, partial(dist.broadcast, src=0))
 
     @cached_property
     def on_this_host(self) -> int:
         names = self.gathered(socket.gethostname())
         return names.count(names[self.rank])
 
-    @property
-    def _on_gpu(self) -> bool:
-        return dist.get_backend() == "nccl"
-
     def _reduce(self, tensor: Tensor) -> None:
+        self._send(tensor, dist.all_reduce)
+
+    def _send(self, tensor: Tensor, call: Callable[[Tensor], Any]) -> None:
+        """Change a tensor by a collective call, which wants numbers in one block of memory, and NCCL on its GPU."""
+        sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
+        sent = sent.cuda() if dist.get_backend() == "nccl" else sent
         with self._watch.naming_the_lost():
-            dist.all_reduce(tensor)
+            call(sent)
+        if sent is not tensor:
+            tensor.copy_(sent)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
