@@ -356,9 +356,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "retraining.md": {"retrain": retraining},
     DOCS / "after-pruning.md": {
         "engines": bench_tables.engines,
-        "networks": bench_tables.networks,
-        "kernels": bench_tables.kernels,
-        "chains": bench_tables.chains,
+        "on-a-gpu": bench_tables.on_a_gpu,
     },
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},

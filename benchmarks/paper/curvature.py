@@ -47,11 +47,12 @@ def _layers(setting: Setting, network: str) -> list[str]:
 def draw(found: list[Row]) -> dict[str, str]:
     figures = {}
     for row in found:
-        lines = [Line(words, row[kind]["seconds"], row[kind]["losses"]) for kind, words in _KINDS.items()]
-        title = f"{row['network']}, {row['layer']}: K-step loss against time"
-        figures[f"curvature-{row['network']}-{row['layer']}"] = line_chart(
-            title, lines, "seconds", "loss, share of the start's", log_y=True, marks=True
-        )
+        for x, words in (("seconds", "time"), ("steps", "steps")):
+            lines = [Line(name, row[kind][x], row[kind]["losses"]) for kind, name in _KINDS.items()]
+            title = f"{row['network']}, {row['layer']}: K-step loss against {words}"
+            figures[f"curvature-{row['network']}-{row['layer']}-{x}"] = line_chart(
+                title, lines, x, "loss, share of the start's", log_y=True, marks=True
+            )
     return figures
 
 

@@ -95,7 +95,13 @@ def line_chart(
     return _svg(parts)
 
 
-def surface_chart(title: str, grid: dict[str, list[float] | list[list[float]]], paths: Sequence[Line]) -> str:
+def surface_chart(
+    title: str,
+    grid: dict[str, list[float] | list[list[float]]],
+    paths: Sequence[Line],
+    x: str = "largest weight",
+    y: str = "second largest weight",
+) -> str:
     """The loss over two weights: the lighter, the higher. Paths are drawn over it."""
     xs, ys, losses = grid["x"], grid["y"], grid["losses"]
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
@@ -112,7 +118,7 @@ def surface_chart(title: str, grid: dict[str, list[float] | list[list[float]]], 
                 f'<rect x="{across(xs[i])}" y="{up(ys[j + 1])}" width="{width + 0.5:.1f}" height="{height + 0.5:.1f}" '
                 f'fill="hsl(215 45% {25 + 60 * share:.0f}%)"/>'
             )
-    parts += _frame(title, "largest weight", "second largest weight", across, up, grid=False)
+    parts += _frame(title, x, y, across, up, grid=False)
     for index, line in enumerate(paths):
         points = [(across(a), up(b)) for a, b in zip(line.x, line.y, strict=True)]
         path = "M" + "L".join(f"{a},{b}" for a, b in points)

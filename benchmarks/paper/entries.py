@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from . import bound, cg_caps, chita, curvature, first_layer, flops, horizon, nm, retraining, transfer, unstructured, vit
+from . import (
+    attention,
+    bound,
+    cg_caps,
+    chita,
+    curvature,
+    first_layer,
+    flops,
+    horizon,
+    nm,
+    retraining,
+    toy,
+    transfer,
+    unstructured,
+    vit,
+)
 from .setting import Entry
 
 ENTRIES: dict[str, Entry] = {
@@ -13,9 +28,11 @@ ENTRIES: dict[str, Entry] = {
         unstructured.ENTRY,
         retraining.ENTRY,
         first_layer.ENTRY,
+        toy.ENTRY,
         curvature.ENTRY,
         cg_caps.ENTRY,
         vit.ENTRY,
+        attention.ENTRY,
         transfer.ENTRY,
         flops.ENTRY,
         chita.ENTRY,

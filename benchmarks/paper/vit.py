@@ -17,6 +17,7 @@ from .tables import by_recipe, table
 _SAMPLES = 1000
 _ROLES = ("qkv", "qkv,out,mlp", "mlp")
 _SHAPES = {"vit-b": (768, 12, 12), "vit-l": (1024, 24, 16)}  # width, depth, heads; random weights: time and memory only
+_SHAPE_ROWS = (("vit-b", "qkv", 3), ("vit-b", "qkv,out,mlp", 3), ("vit-l", "qkv", 4), ("vit-l", "mlp", 1))  # with K
 _SHAPE_SAMPLES = 256
 
 
@@ -25,11 +26,12 @@ def rows(setting: Setting) -> Section:
         for name in ("alone", *RECIPES):
             measure = partial(setting.prune, "vit", "2:4", setting.recipe(name), _SAMPLES, layers=roles.split(","))
             yield {"network": "vit", "layers": roles, "recipe": name}, measure
-    for shape in setting.choose(list(_SHAPES), ()):
-        yield {"network": shape, "layers": "qkv,out,mlp", "recipe": "paper"}, partial(_of_shape, setting, shape)
+    for shape, roles, horizon in setting.choose(_SHAPE_ROWS, ()):
+        what = {"network": shape, "layers": roles, "recipe": "paper", "horizon": horizon}
+        yield what, partial(_of_shape, setting, shape, roles, horizon)
 
 
-def _of_shape(setting: Setting, shape: str) -> Row:
+def _of_shape(setting: Setting, shape: str, roles: str, horizon: int) -> Row:
     width, depth, heads = _SHAPES[shape]
     torch.manual_seed(0)
     model = ViT(width, depth, heads).eval().to(setting.device)
@@ -38,8 +40,8 @@ def _of_shape(setting: Setting, shape: str) -> Row:
             torch.nn.init.normal_(parameter, std=0.02)
     x = setting.calibration("vit", _SHAPE_SAMPLES)
     began = time.perf_counter()
-    recipe = RECIPES["paper"].replace(horizon=3 if shape == "vit-b" else 1)
-    result = snows.prune(model, x, "2:4", layers=["qkv", "out", "mlp"], recipe=recipe, progress=False)
+    recipe = RECIPES["paper"].replace(horizon=horizon)
+    result = snows.prune(model, x, "2:4", layers=roles.split(","), recipe=recipe, progress=False)
     return {
         "seconds": round(time.perf_counter() - began, 1), "peak_memory_bytes": result.report.peak_memory_bytes,
         "samples": len(x),
@@ -59,8 +61,11 @@ def make_table(found: list[Row]) -> str:
     worth = by_recipe(real, ("network", "layers"), lambda row: f"{row['top1']:.2f} / {row['top5']:.2f}", _REPORTED)
     if not shapes:
         return worth
-    head = ["shape, random weights", "samples", "seconds", "peak memory, GiB"]
-    body = [[r["network"], r["samples"], r["seconds"], (r["peak_memory_bytes"] or 0) / 2**30] for r in shapes]
+    head = ["shape, random weights", "layers", "K", "samples", "seconds", "peak memory, GiB"]
+    body = [
+        [r["network"], r["layers"], r["horizon"], r["samples"], r["seconds"], (r["peak_memory_bytes"] or 0) / 2**30]
+        for r in shapes
+    ]
     return worth + "\n" + table(head, body)
 
 

@@ -20,7 +20,8 @@ STEPS = 200
 
 def images() -> TensorDataset:
     torch.manual_seed(0)
-    return TensorDataset(torch.randn(8 * STEPS, 6), torch.randint(0, 3, (8 * STEPS,)))
+    samples = 2 * 4 * STEPS  # two batches of four make a step
+    return TensorDataset(torch.randn(samples, 6), torch.randint(0, 3, (samples,)))
 
 
 def masked_classifier() -> tuple[nn.Module, dict[str, Tensor]]:
@@ -69,8 +70,8 @@ def test_lightning(guarded: bool, precision: str, tmp_path: Path) -> None:
             default_root_dir=tmp_path, logger=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         whole = Classifier()
-        trainer.fit(whole, DataLoader(images(), batch_size=8))
-        assert trainer.global_step == STEPS // 2
+        trainer.fit(whole, DataLoader(images(), batch_size=4))
+        assert trainer.global_step == STEPS
         checkpoint = next(tmp_path.rglob("*.ckpt"))
         saved = torch.load(checkpoint, weights_only=False)["state_dict"]
     assert (regrown(model, masks) == 0) is guarded

@@ -173,10 +173,13 @@ def test_tables_of_timings(benchmark: Any, tmp_path: Path, monkeypatch: pytest.M
     ]
     found = {"environment": {**machine, "device": "GPU"}, "products": {"rows": [product]}, "chains": {"error": "no"}}
     found |= {"vit": {"network": networks}, "resnet": {"error": "stopped"}, "wide": {}}
+    assert "`python benchmarks/kernels.py --out benchmarks/results/kernels.json`" in tables.on_a_gpu()
+    assert "|" not in tables.on_a_gpu()  # a sentence, no empty tables
     (tmp_path / "kernels.json").write_text(json.dumps(found))
-    assert "| 8 x 4 | 1,024 | 90 | – | 40 | 80 / 40 (2.00) | – | – |" in tables.kernels()
-    assert "| ViT-B | 1 | eager | 200 (180–220) | 400 (360–440) | 100 (90–110) | 2.00 |" in tables.networks()
-    assert tables.chains().count("\n| ") == 1  # titles and the line below them only
+    text = tables.on_a_gpu()
+    assert "| 8 x 4 | 1,024 | 90 | – | 40 | 80 / 40 (2.00) | – | – |" in text
+    assert "| ViT-B | 1 | eager | 200 (180–220) | 400 (360–440) | 100 (90–110) | 2.00 |" in text
+    assert tables.chains(found).count("\n| ") == 1  # titles and the line below them only
 
 
 def test_parts_that_are_timed_exist(benchmark: Any) -> None:

@@ -58,7 +58,8 @@ FLAGS = {
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "bench": [
-        "--model", "--batch", "--engine", "--mode", "--device", "--limit", "--out", "--json", "--quiet", "--debug",
+        "--model", "--batch", "--engine", "--mode", "--device", "--dtype", "--limit", "--out", "--force",
+        "--json", "--quiet", "--debug",
     ],
     "export": ["--to", "--model", "--out", "--force", "--json", "--quiet", "--debug"],
 }  # fmt: skip

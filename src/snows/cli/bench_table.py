@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -27,29 +27,43 @@ def print_bench(found: Benchmark, console: Console) -> None:
         console.print(_layers(found))
     if found.network:
         console.print(_network(found))
-    for reason, layers in _by_reason(found.layers).items():
-        console.print(f"  not sparse here: {_names(layers)}: {reason}")
-    for engine, layers in _takers(found.layers).items():
-        console.print(f"  {engine} can take {len(layers)} of {len(found.layers)} layers; not timed")
-    for sentence, layers in _never(found.layers).items():
+    for reason, layers in _grouped((layer.reason, layer) for layer in found.layers).items():
+        if reason is not None:
+            console.print(f"  not sparse here: {_names(layers)}: {reason}")
+    _print_elsewhere(found.layers, console)
+    for sentence, layers in _grouped((words, layer) for layer in found.layers for words in layer.never).items():
         console.print(f"  {_names(layers)}: {sentence}")
     if found.not_timed:
         console.print(f"  the time limit left out {len(found.not_timed)}: {_names(list(found.not_timed))}")
     if found.flops:
         count = FlopCount(*(int(found.flops[name]) for name in ("dense", "sparse", "attention")))
         console.print(f"{flops_line(count)}. That is no time; times are above.")
-    for batch in found.batches:
-        if best := found.fastest(batch):
-            way = f"{best.engine}, {best.mode}, weights {best.weights}"
-            console.print(f"Fastest whole network at batch {batch}: {way}")
-    console.print(_advice(found))
+    for sentence in (*_fastest(found), *_advice(found)):
+        console.print(sentence)
 
 
-def _advice(found: Benchmark) -> str:
-    if not found.prune:
-        timed = " that was timed" if found.not_timed else ""
-        return f"No layer{timed} was faster sparse here: pruning makes this network smaller at most, not faster."
-    return f"If speed is the goal, prune {len(found.prune)} of {len(found.layers)} layers: {', '.join(found.prune)}"
+def _fastest(found: Benchmark) -> list[str]:
+    best = [row for batch in found.batches if (row := found.fastest(batch))]
+    ways = [f"at batch {row.batch}: {row.engine}, {row.mode}, weights {row.weights}" for row in best]
+    return [f"Fastest whole network {way}" for way in ways]
+
+
+def _advice(found: Benchmark) -> list[str]:
+    """The whole network first: an engine may gain where none of torch's layers does."""
+    gains = [(batch, row, times) for batch in found.batches for row, times in found.gains(batch)]
+    ways = [f"{row.engine}, {row.mode}, batch {batch}, weights {row.weights}: {x:.2f} times" for batch, row, x in gains]
+    faster = [f"The whole network was faster sparse than dense in {'; '.join(ways)}"] if ways else []
+    if found.prune:
+        words = "Only single layers were faster sparse; the whole network was not, in any way that was timed."
+        whole = [words] if found.sparse_network and not ways else []
+        layers = f"{len(found.prune)} of {len(found.layers)} layers: {', '.join(found.prune)}"
+        return [*faster, *whole, f"If speed is the goal, prune {layers}"]
+    if ways:
+        return [*faster, "No single layer was faster sparse in torch, so that there is no list of layers to prune."]
+    if not found.sparse_network and not any(layer.timings for layer in found.layers):
+        return ["Nothing sparse was timed, so that nothing says whether pruning makes this network faster here."]
+    timed = " that was timed" if found.not_timed else ""
+    return [f"Nothing{timed} was faster sparse here: pruning makes this network smaller at most, not faster."]
 
 
 def _layers(found: Benchmark) -> Table:
@@ -97,29 +111,28 @@ def _milliseconds(seconds: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _by_reason(layers: Iterable[LayerBenchmark]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for layer in layers:
-        if layer.reason is not None:
-            found.setdefault(layer.reason, []).append(layer.name)
-    return found
+def _print_elsewhere(layers: Sequence[LayerBenchmark], console: Console) -> None:
+    """Which layers other engines take by their own rules, and why not the others. The engine timed here is left out."""
+    from ..timing.possibilities import RULES
+
+    here = {f"torch {layer.kernel.partition(',')[0]}" for layer in layers if layer.kernel is not None}
+    for engine, rule in RULES.items():
+        if engine.startswith(tuple(here)):
+            continue
+        answers = _grouped((layer.elsewhere[engine], layer) for layer in layers if engine in layer.elsewhere)
+        if answers:
+            taken = answers.pop(None, [])
+            names = f" ({_names(taken)})" if taken else ""
+            console.print(f"  elsewhere: {engine} takes {rule}: {len(taken)} of {len(layers)} layers{names}; not timed")
+        for refusal, others in answers.items():
+            console.print(f"    not {_names(others)}: {refusal}")
 
 
-def _takers(layers: Iterable[LayerBenchmark]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for layer in layers:
-        for engine, refusal in layer.elsewhere.items():
-            here = layer.kernel is not None and engine.startswith(f"torch {layer.kernel.partition(',')[0]}")
-            if refusal is None and not here:
-                found.setdefault(engine, []).append(layer.name)
-    return found
-
-
-def _never(layers: Iterable[LayerBenchmark]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for layer in layers:
-        for sentence in layer.never:
-            found.setdefault(sentence, []).append(layer.name)
+def _grouped(pairs: Iterable[tuple[str | None, LayerBenchmark]]) -> dict[str | None, list[str]]:
+    """The names of layers by what is said of them."""
+    found: dict[str | None, list[str]] = {}
+    for key, layer in pairs:
+        found.setdefault(key, []).append(layer.name)
     return found
 
 

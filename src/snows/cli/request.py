@@ -215,7 +215,7 @@ def split_patterns(texts: list[str]) -> list[str]:
     return patterns
 
 
-def require_new_json(out: Path | None, *suffixes: str) -> None:
+def require_new_json(out: Path | None, *suffixes: str, otherwise: str = "remove it") -> None:
     """Before any work: `--out FILE.json` can be written, and overwrites nothing. Nor do files of other suffixes."""
     from ..results.files import check_writable
 
@@ -227,7 +227,7 @@ def require_new_json(out: Path | None, *suffixes: str) -> None:
         raise ArgumentError(f"--out is {out}, but there is no folder {out.parent}")
     for path in (out, *map(out.with_suffix, suffixes)):
         if look(path) is not None:
-            raise ArgumentError(f"{path} exists; choose another name, or remove it")
+            raise ArgumentError(f"{path} exists; choose another name, or {otherwise}")
         check_writable(path)
 
 

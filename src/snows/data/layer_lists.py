@@ -11,6 +11,14 @@ KIND = "snows.bench/1"
 SUFFIX = ".json"  # no layer or glob ends so
 
 
+def is_layer_list(file: Path) -> bool:
+    """Whether snows bench wrote the file."""
+    try:
+        return read_json(file).get("kind") == KIND
+    except InputError:
+        return False
+
+
 def read_layer_list(path: str | Path, argument: str = "layers") -> tuple[str, ...]:
     """The layers that were faster sparse. `argument` is the one that names the file."""
     file = Path(path)

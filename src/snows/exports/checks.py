@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 from torch import Tensor
 
@@ -39,25 +37,27 @@ def check_outputs(saved: Saved, written: Written, what: str) -> dict[int, float]
 
 def check_zeros(saved: Saved, written: Written, what: str) -> int:
     """How many weights the masks remove; each of them must be zero in the file."""
-    free = dict(written.constants)
+    constants = written.constants
+    taken: dict[str, Tensor] = {}  # by constant, the weight that it is
     for name, kept in saved.masks.items():
-        place = next((key for key in _candidates(name, free) if _has_zeros(free[key], kept)), None)
+        weight = saved.weight(name)
+        # Converters store equal weights once.
+        free = [key for key in constants if key not in taken or torch.equal(taken[key], weight)]
+        place = next((key for key in _by_name(name, free) if _has_zeros(constants[key], weight, kept)), None)
         if place is None:
             raise InputError(f"{what} holds no weight with the zeros of {name}")
-        del free[place]
+        taken[place] = weight
     return sum(int((~kept).sum()) for kept in saved.masks.values())
 
 
-def _candidates(name: str, constants: Mapping[str, Tensor]) -> Iterator[str]:
+def _by_name(name: str, constants: list[str]) -> list[str]:
     """Constants that may be this weight: that of the same name first. Converters rename and transpose."""
-    if name in constants:
-        yield name
-    yield from (key for key in constants if key != name)
+    return sorted(constants, key=lambda key: key != name)
 
 
-def _has_zeros(constant: Tensor, kept: Tensor) -> bool:
-    """Whether a constant is zero wherever the mask removes, and not everywhere."""
-    if constant.numel() != kept.numel() or not bool(constant.any()):
+def _has_zeros(constant: Tensor, weight: Tensor, kept: Tensor) -> bool:
+    """Whether a constant is zero wherever the mask removes, and not everywhere, unless the weight is."""
+    if constant.numel() != kept.numel() or bool(constant.any()) != bool(weight.any()):
         return False
     ways = [constant.reshape(kept.shape)]
     if kept.ndim == 2:

@@ -131,6 +131,11 @@ class Benchmark:
     not_timed: tuple[str, ...] = ()
 
     @property
+    def sparse_network(self) -> bool:
+        """Whether the whole network was timed with sparse weights, in any engine."""
+        return any(row.timing is not None and row.weights != "dense" for row in self.network)
+
+    @property
     def prune(self) -> tuple[str, ...]:
         """The layers to prune if speed is the goal: sparse was faster at one of the batch sizes at least."""
         return tuple(layer.name for layer in self.layers if any(map(layer.pays, self.batches)))
@@ -139,6 +144,16 @@ class Benchmark:
         """The whole network's best time at a batch size, in any engine and mode."""
         ran = [(row.timing.median, row) for row in self.network if row.batch == batch and row.timing is not None]
         return min(ran, key=lambda pair: pair[0])[1] if ran else None
+
+    def gains(self, batch: int) -> tuple[tuple[NetworkTiming, float], ...]:
+        """Ways in which the whole network was faster sparse than dense in the same engine and mode, and how many times.
+
+        Faster is beyond the spread of both.
+        """
+        rows = [row for row in self.network if row.batch == batch]
+        dense = {(row.engine, row.mode): row.timing for row in rows if row.weights == "dense"}
+        pairs = [(row, row.timing, dense.get((row.engine, row.mode))) for row in rows if row.weights != "dense"]
+        return tuple((row, old.median / new.median) for row, new, old in pairs if new and old and new.below(old))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain data, with the list that `prune` reads."""

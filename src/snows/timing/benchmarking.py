@@ -30,7 +30,7 @@ from .engines import Exports, Setting, check_engines, packed, torch_settings
 from .kernels import kernels_of
 from .layers import LayerCase, failure, find_cases, time_layer
 from .machine import describe_machine
-from .modes import COMPILED, chosen_modes
+from .modes import COMPILED, chosen_dtype, chosen_modes
 from .possibilities import elsewhere, never, sparsity
 
 BATCHES = (1, 8, 32)
@@ -48,6 +48,7 @@ def bench(
     engines: Iterable[str] | None = None,
     modes: Iterable[str] | None = None,
     device: torch.device | str | None = None,
+    dtype: torch.dtype | str | None = None,
     limit: float = LIMIT,
     progress: bool = True,
 ) -> Benchmark:
@@ -66,6 +67,7 @@ def bench(
         modes: How torch runs the whole network: "eager", "compiled", and on a GPU "graph" and "compiled graph".
             Default: all. Compiling takes longest; it comes last.
         device: Where to time. Default: a GPU if there is one.
+        dtype: On a GPU "float16" or "bfloat16". Default: "float16". Elsewhere it is that of the weights.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
         progress: Whether to show a progress bar on standard error.
 
@@ -91,11 +93,11 @@ def bench(
     if not limit > 0:
         raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
     place = as_device(device) or best_device()
-    chosen, ways = check_engines(engines, place), chosen_modes(modes, place)
+    chosen, ways, half = check_engines(engines, place), chosen_modes(modes, place), chosen_dtype(dtype, place)
     surroundings = own_surroundings(place, lambda event: None)
     with Stoppable(), ONE_AT_A_TIME, surroundings, TemporaryDirectory() as folder:
         saved = read_saved(directory, model)
-        return _Bench(saved, place, sizes, ways, limit, progress).run(chosen, Path(folder))
+        return _Bench(saved, place, half, sizes, ways, limit, progress).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
@@ -111,6 +113,7 @@ class _Bench:
 
     saved: Saved
     device: torch.device
+    half: torch.dtype | None  # in which torch computes on a GPU
     batches: tuple[int, ...]
     modes: tuple[str, ...]
     limit: float
@@ -120,7 +123,7 @@ class _Bench:
     bar: Progress = field(init=False)
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
-        dtype = torch.float16 if self.device.type == "cuda" else self._stored_dtype()
+        dtype = self.half or self._stored_dtype()
         layout = (
             torch.channels_last if self.device.type == "cuda" else torch.preserve_format
         )  # fastest for convolutions

@@ -33,6 +33,18 @@ def chosen_modes(names: Iterable[str] | None, device: torch.device) -> tuple[str
     return chosen
 
 
+def chosen_dtype(name: torch.dtype | str | None, device: torch.device) -> torch.dtype | None:
+    """The half precision that was named, on a GPU by default float16; None on other devices."""
+    known = {"float16": torch.float16, "bfloat16": torch.bfloat16} if device.type == "cuda" else {}
+    if name is None:
+        return known.get("float16")
+    word = str(name).removeprefix("torch.")
+    if word not in known:
+        expected = f"expected {' or '.join(known)}" if known else "it is a choice on an NVIDIA GPU only"
+        raise ArgumentError(f"the dtype {word!r} cannot be timed on {device.type}; {expected}")
+    return known[word]
+
+
 def _as_it_is(call: Call) -> Call:
     return call
 

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ..exports.rules import is_two_of_four, openvino_refusal, semi_structured_refusal, tensorrt_refusal
+from ..exports.rules import (
+    TENSORRT_WIDE,
+    is_two_of_four,
+    openvino_refusal,
+    semi_structured_refusal,
+    tensorrt_refusal,
+)
 from .kernels import csr_refusal
 
 _FEW_CHANNELS = 32
+# What each engine takes, in its own rules for patterns and shapes.
+RULES = {
+    "torch 2:4 on an NVIDIA GPU": "linear layers in half precision with 2:4, rows and columns in multiples of 16",
+    "TensorRT on an NVIDIA GPU": f"2:4, input channels in multiples of 4 (its makers advise more than {TENSORRT_WIDE})",
+    "torch CSR on a CPU": "linear layers and 1x1 convolutions, any zeros",
+    "OpenVINO in int8 on a CPU with AMX": "products of matrices, rows and columns in multiples of 64",
+    "XNNPACK on a CPU": "1x1 convolutions of stride 1 with two thirds zeros or more",
+}
 
 
 def elsewhere(module: nn.Module, parameter: str, weight: Tensor) -> dict[str, str | None]:

@@ -30,14 +30,28 @@ def test_tables_and_a_file(run: Snows, folder: Path, tmp_path: Path) -> None:
     assert "the whole network" in shown
     assert "openvino" in shown
     assert "FLOPs of one sample:" in shown
-    assert f"--layers {file}" in shown
     data = json.loads(file.read_text())
+    assert f"Saved to {file}" in shown
+    assert (f"--layers {file}" in shown) is bool(data["prune"])
     assert data["kind"] == "snows.bench/1"
-    assert_error(run(*words, "--out", file), 2, "exists; choose another name, or remove it")
+    assert_error(run(*words, "--out", file), 2, "exists; choose another name, or say that it may be replaced (--force)")
     data["prune"] = [data["layers"][0]["name"]]
     file.write_text(json.dumps(data))
     report = run(*PRUNE, "--pattern", "2:4", "--layers", file, "--json").data
     assert [layer["name"] for layer in report["layers"]] == data["prune"]
+
+
+def test_only_timings_are_replaced_and_only_when_told(run: Snows, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    words = ("bench", folder, *MODEL, "--batch", "1", "--engine", "openvino", "--limit", "0.01", "--quiet")
+    assert_error(run(*words, "--force"), 2, "--force says that a file may be replaced; expected --out FILE with it")
+    for mine in ("mine", '{"kind": "mine"}'):
+        file.write_text(mine)
+        assert_error(run(*words, "--out", file, "--force"), 2, "was not written by snows bench, so it is not replaced")
+        assert file.read_text() == mine
+    file.write_text('{"kind": "snows.bench/1"}')
+    assert run(*words, "--out", file, "--force").status == 0
+    assert json.loads(file.read_text())["batches"] == [1]
 
 
 def test_json_and_quiet(run: Snows, folder: Path) -> None:
@@ -51,3 +65,5 @@ def test_what_is_refused(run: Snows, folder: Path, tmp_path: Path) -> None:
     assert_error(run("bench", folder, *MODEL, "--batch", "1,x"), 2, "--batch is '1,x'; expected whole numbers")
     assert_error(run("bench", folder, *MODEL, "--out", "b.txt"), 2, "expected a file that ends in .json")
     assert_error(run("bench", folder, *MODEL, "--engine", "tensorrt"), 2, "'tensorrt' is not known; expected torch,")
+    words = ("--device", "cpu", "--dtype", "bfloat16")
+    assert_error(run("bench", folder, *MODEL, *words), 2, "'bfloat16' cannot be timed on cpu")

@@ -17,7 +17,7 @@ import snows
 from snows.errors import InputError
 from snows.exports import checks, weight_files
 from snows.exports.formats import FORMATS
-from tests.exported import calibration, file_names, images, save
+from tests.exported import calibration, file_names, images, save, seeded
 from tests.saved import contents, strict
 
 RUN_HERE = [name for name in FORMATS if name not in ("coreml", "hf")]
@@ -73,13 +73,20 @@ def test_the_users_model_is_not_changed(pruned: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of coremltools about what it cannot do on this system
-def test_core_ml_packages_hold_sparse_weights(pruned: Path, tmp_path: Path) -> None:
+def test_core_ml_packages_hold_sparse_weights(tmp_path: Path) -> None:
+    """Half precision takes two bytes a weight; sparse, a tenth of the weights and one bit for each place."""
     pytest.importorskip("coremltools", reason="coremltools is not installed (pip install coremltools)")
-    exported = snows.export(pruned, "coreml", images(), out=tmp_path / "out")
+    model = seeded(nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 256)))
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    result = save(tmp_path / "pruned", model, x, "0.9 uniform")
+    exported = snows.export(result, "coreml", model, out=tmp_path / "out")
+    weights = 512 * (256 + 512 + 256)
     assert exported.differences == {}
-    assert exported.removed == removed(pruned)
+    assert exported.removed == removed(result) == pytest.approx(0.9 * weights, abs=3)
     assert exported.facts["precision"] == "float16"
-    assert sum(size.bytes for size in exported.files.values()) < exported.facts["dense_bytes"] + 10_000
+    assert exported.facts["dense_bytes"] > 2 * weights
+    size = sum(size.bytes for size in exported.files.values())
+    assert (0.1 * 2 + 1 / 8) * weights < size < 0.2 * exported.facts["dense_bytes"]
     assert "Not run" in exported.notes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import snows
 from snows.data.embedded.resnet20 import ResNet20
 from snows.data.preparation import prepare
 from snows.graph import Graph
@@ -62,7 +64,7 @@ def test_resnet50_of_its_shape_as_in_the_paper(networks: ModuleType) -> None:
 
 
 def test_vit_b_of_its_shape_as_in_the_paper(networks: ModuleType) -> None:
-    """Captured with one block, of which the network has twelve. The paper's 1.97 is the count without attention."""
+    """Captured with one block, of which the network has twelve. The paper's 1.97 lies between the two counts."""
     graph = graph_of(networks.ViT(768, 1, 12), 224)
     one = network_flops(graph)
     layers = {name: 12 * flops if "blocks" in name else flops for name, flops in one.layers.items()}
@@ -82,7 +84,7 @@ def test_resnet50_as_in_the_paper() -> None:
 
 @pytest.mark.slow
 def test_vit_b_as_in_the_paper() -> None:
-    """The paper's 1.97 lies between the two counts, nearer to that without attention's products."""
+    """The paper's 1.97 lies between the two counts."""
     count = pruned(graph_of(library("torchvision.models").vit_b_16(), 224), 0.5)
     assert count.reduction_without_attention == pytest.approx(1.97, rel=0.02)
     assert count.reduction == pytest.approx(1.91, rel=0.002)
@@ -117,3 +119,29 @@ def test_removed_weights_save_their_share() -> None:
 
 def test_a_network_without_products() -> None:
     assert FlopCount(0, 0, 0).reduction == FlopCount(0, 0, 0).reduction_without_attention == 1
+
+
+def test_report_and_inspection_by_hand() -> None:
+    """Positions x inputs x kernel x outputs multiplications each; only the middle layer is pruned by default."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8 * 4 * 4, 10),
+    ).eval()  # fmt: skip
+    first, middle, last = 2 * 64 * 3 * 9 * 4, 2 * 16 * 4 * 9 * 8, 2 * 128 * 10
+    expected = FlopCount(first + middle + last, first + middle // 4 + last, 0)
+    x = torch.randn(8, 3, 8, 8)
+    result = snows.prune(model, x, "1:4", solver=None, progress=False)
+    assert result.report.flops == expected
+    assert [layer.flops for layer in result.report.layers] == [middle]
+    assert json.loads(result.report.to_json())["flops"] == expected.to_dict()
+    found = snows.inspect(model, x, "1:4")
+    assert found.flops == expected
+    assert {layer.name: layer.flops for layer in found.layers} == {"0": first, "2": middle, "5": last}
+
+
+def test_a_report_counts_the_masks_that_are_there() -> None:
+    """An unstructured mask spreads as it likes: the report counts what each layer kept."""
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 8)).eval()
+    result = snows.prune(model, torch.randn(16, 64), 0.5, layers="*", solver=None, progress=False)
+    kept = {name: 2 * int(mask.sum()) for name, mask in result.masks.items()}
+    assert result.report.flops == FlopCount(2 * (2048 + 512 + 128), sum(kept.values()), 0)

@@ -67,6 +67,23 @@ def test_the_fastest_way_of_the_whole_network() -> None:
     assert found.fastest(8) is None
 
 
+def test_ways_in_which_the_whole_network_gains() -> None:
+    rows = [
+        NetworkTiming("torch", "eager", "dense", 1, timing(4)),
+        NetworkTiming("torch", "eager", "sparse", 1, timing(5)),
+        NetworkTiming("torch", "eager", "sparse where it pays", 1, timing(2)),
+        NetworkTiming("torch", "eager", "sparse", 8, timing(1)),  # nothing to compare with
+        NetworkTiming("torch", "compiled", "all", 1, None, "it failed"),
+        NetworkTiming("openvino", "float32", "dense", 1, timing(3, 1)),
+        NetworkTiming("openvino", "float32", "sparse", 1, timing(2, 1)),  # within the spread
+    ]
+    found = replace(FOUND, network=tuple(rows))
+    assert found.gains(1) == ((rows[2], 2.0),)
+    assert found.gains(8) == ()
+    assert found.sparse_network
+    assert not replace(FOUND, network=tuple(row for row in rows if row.weights == "dense")).sparse_network
+
+
 def test_the_file_is_json_that_prune_reads(tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     FOUND.save(file)

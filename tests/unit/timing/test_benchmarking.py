@@ -122,6 +122,7 @@ def test_the_users_model_and_folder_stay(pruned: Path) -> None:
         ({"limit": 0}, "expected a number of seconds above 0"),
         ({"engines": ["tensorrt"]}, "the engine 'tensorrt' is not known; expected torch, onnxruntime, openvino"),
         ({"modes": ["graph"]}, "the mode 'graph' is not known on cpu; expected eager, compiled"),
+        ({"dtype": "bfloat16"}, "the dtype 'bfloat16' cannot be timed on cpu"),
         ({"device": "gpu"}, "device 'gpu' is not known"),
     ],
 )
@@ -133,3 +134,12 @@ def test_bad_arguments(pruned: Path, options: dict[str, object], words: str) -> 
 def test_a_folder_that_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be used: there is no"):
         bench(tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_both_kinds_of_half_precision(pruned: Path, dtype: torch.dtype) -> None:
+    found = bench(pruned, device="cuda", dtype=dtype, engines=["torch"], modes=["eager"])
+    assert found.dtype == str(dtype).removeprefix("torch.")
+    assert [layer.kernel for layer in found.layers if layer.name == "9"] == ["2:4, cuSPARSELt"]
+    assert [row.reason for row in found.network if row.timing is None] == []

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from snows.timing.modes import modes_of
+from snows.errors import ArgumentError
+from snows.timing.modes import chosen_dtype, modes_of
 
 
 def network() -> nn.Module:
@@ -20,6 +21,17 @@ def network() -> nn.Module:
 def test_which_modes_there_are() -> None:
     assert list(modes_of(torch.device("cpu"))) == ["eager", "compiled"]
     assert list(modes_of(torch.device("cuda"))) == ["eager", "graph", "compiled", "compiled graph"]
+
+
+def test_half_precision_is_a_choice_on_a_gpu() -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert chosen_dtype(None, gpu) is chosen_dtype("float16", gpu) is torch.float16
+    assert chosen_dtype("bfloat16", gpu) is chosen_dtype(torch.bfloat16, gpu) is torch.bfloat16
+    assert chosen_dtype(None, cpu) is None
+    with pytest.raises(ArgumentError, match="'float32' cannot be timed on cuda; expected float16 or bfloat16"):
+        chosen_dtype(torch.float32, gpu)
+    with pytest.raises(ArgumentError, match="'bfloat16' cannot be timed on cpu; it is a choice on an NVIDIA GPU only"):
+        chosen_dtype("bfloat16", cpu)
 
 
 def test_eager_is_the_call_itself() -> None:

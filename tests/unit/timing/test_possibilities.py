@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from snows.timing.possibilities import elsewhere, never
+from snows.timing.possibilities import RULES, elsewhere, never
 
 
 def masked(module: nn.Module, keep: list[int]) -> tuple[nn.Module, torch.Tensor]:
@@ -21,6 +21,7 @@ def masked(module: nn.Module, keep: list[int]) -> tuple[nn.Module, torch.Tensor]
 def test_engines_by_their_rules() -> None:
     module, weight = masked(nn.Linear(128, 64), [1, 0, 0, 1])
     found = elsewhere(module, "weight", weight)
+    assert list(found) == list(RULES)
     assert {engine for engine, refusal in found.items() if refusal is None} == {
         "torch 2:4 on an NVIDIA GPU",
         "TensorRT on an NVIDIA GPU",
@@ -44,3 +45,15 @@ def test_what_never_gains() -> None:
     few, unstructured = never(*masked(nn.Conv2d(16, 16, 3), [1, 1, 1, 0]))
     assert few.startswith("with 16 input channels")
     assert unstructured.startswith("on a GPU, tensor cores skip zeros of 2:4 only")
+
+
+def test_the_rules_in_words_are_those_that_are_asked() -> None:
+    """One step beyond each size that is named, and the engine refuses."""
+    for engine, size in (("torch 2:4 on an NVIDIA GPU", 16), ("OpenVINO in int8 on a CPU with AMX", 64)):
+        assert f"multiples of {size}" in RULES[engine]
+        for rows, columns, taken in ((size, size, True), (size + size // 2, size, False), (size, size // 2, False)):
+            module, weight = masked(nn.Linear(columns, rows), [1, 0, 0, 1])
+            assert (elsewhere(module, "weight", weight)[engine] is None) is taken, (engine, rows, columns)
+    module, weight = masked(nn.Linear(6, 8), [1, 0])
+    assert "multiples of 4" in RULES["TensorRT on an NVIDIA GPU"]
+    assert "it has 6 input channels" in str(elsewhere(module, "weight", weight)["TensorRT on an NVIDIA GPU"])
