@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
