@@ -53,7 +53,8 @@ def prune(
 ) -> Result:
     """Prune a trained model without retraining and without labels.
 
-    Calls from several threads take turns.
+    Calls from several threads take turns. Inside a process group of torch.distributed all ranks prune together: each
+    passes the same arguments, and works on its share of the samples.
 
     Args:
         model: Any module that torch.export can capture. It is left exactly as it was.

@@ -26,7 +26,10 @@ def finish(ranks: int, *words: str) -> tuple[int, str, float]:
     return process.returncode, errors, time.monotonic() - began
 
 
-@pytest.mark.parametrize(("victim", "again"), [(1, 2), (0, 3), (2, 1)])
+@pytest.mark.parametrize(
+    ("victim", "again"),
+    [(1, 2), pytest.param(0, 3, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow)],
+)
 def test_a_killed_rank_ends_the_run(victim: int, again: int, tmp_path: Path) -> None:
     resume, out = tmp_path / "resume", tmp_path / "out"
     status, errors, seconds = finish(3, str(resume), str(out), str(victim), "9")
