@@ -35,6 +35,7 @@ from ..arguments import (
     SamplesOption,
     SeedOption,
     WeightsOption,
+    WorldSizeOption,
 )
 from ..interruption import Interrupted
 from ..request import Request, read_mask, read_metric, split_patterns
@@ -104,6 +105,7 @@ def inspect(
     samples: SamplesOption = None,
     device: DeviceOption = None,
     memory: MemoryOption = None,
+    world_size: WorldSizeOption = 1,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -125,7 +127,7 @@ def inspect(
         found = look(
             network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
             exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort), samples=request.samples,
-            device=request.device, memory=memory,
+            device=request.device, memory=memory, world_size=world_size,
         )  # fmt: skip
     if as_json:
         totals = {"seconds": found.seconds, "memory_bytes": found.memory_bytes, "flops": found.flops.to_dict()}

@@ -34,7 +34,7 @@ class Group(Ranks):
     out_of_memory = SharedOutOfMemoryError
 
     def __init__(self, watch: Watch) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        super().__init__(dist.get_rank(), dist.get_world_size())
         self._watch = watch
 
     def sums(self, work: Callable[[], Sequence[Tensor]], zeros: Callable[[], Sequence[Tensor]]) -> list[Tensor]:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One process alone. `Group` is several of them.
+    """One process alone. `Group` is several of them. With another `size` it is good for planning only.
 
     All ranks call the same methods in the same order. A call ends when all ranks have made it.
 
@@ -22,8 +22,10 @@ class Ranks:
         size: The number of processes.
     """
 
-    rank, size = 0, 1
     out_of_memory: type[Exception] = torch.OutOfMemoryError  # after which all ranks may try again
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
 
     @property
     def on_this_host(self) -> int:
