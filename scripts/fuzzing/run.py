@@ -52,7 +52,7 @@ class Fuzz:
         for name in ("world", "cases"):
             (self.folder / name).mkdir(parents=True)
         self.world = make_world(self.folder / "world")
-        self.memory = _memory()
+        self.memory = _memory(afresh=True)
         self.outside: list[str] = []
 
     def run(self, seed: int, number: int, only: str | None = None) -> None:
@@ -148,8 +148,15 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place)
 
 
-def _memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _memory(afresh: bool = False) -> int:
+    """The most bytes that this process has held; since the last call `afresh`, where the system can tell."""
+    try:
+        if afresh:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:
@@ -183,10 +190,12 @@ def fuzzing(failures: Path, **limits: int) -> Iterator[Fuzz]:
     with tempfile.TemporaryDirectory(prefix="snows-fuzz-") as folder:
         fuzz = Fuzz(Path(folder).resolve(), failures.resolve(), **limits)
         _WATCHED.append(fuzz)
+        tempfile.tempdir, elsewhere = str(fuzz.folder), tempfile.tempdir  # where rescued results go
         try:
             yield fuzz
         finally:
             _WATCHED.pop()
+            tempfile.tempdir = elsewhere
             sys.dont_write_bytecode = before
 
 

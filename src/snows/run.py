@@ -109,7 +109,7 @@ class Run:
         self.journal = self._open_journal()
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
-            self._prepared.compare_at_sizes(self._batch_size)
+            self._compare_at_sizes(self._estimate.largest_pass(self.fitted.count))
             self.source, self._plan = self._mask_source(given, method)
         if task.readjusts:
             rows = partial(self.fitted.rows, 0)
@@ -262,7 +262,9 @@ class Run:
         settings = resolve(self.task.recipe, self.graph, self.device.type, self.task.rules)
         if given or not self.task.readjusts:
             settings = dataclasses.replace(settings, mask_steps=1)
-        return settings if self.task.readjusts else dataclasses.replace(settings, sweeps=1)
+        if self.task.readjusts:
+            return settings
+        return dataclasses.replace(settings, sweeps=1, distill=dataclasses.replace(settings.distill, steps=0))
 
     def _make_plan(self, given: Mapping[str, Tensor] | None) -> Plan:
         task = self.task
@@ -320,8 +322,13 @@ class Run:
         return LayerMasks(method, self.task.readjusts, self.memory.choosing, self.ranks), plan
 
     def _network(self, patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> CalibratedNetwork:
-        labels, limit = self.fitted.labels, self.memory.choosing
-        return CalibratedNetwork(self.graph, self.fitted, patterns, self.task.seed, labels, limit, weights, self.ranks)
+        labels, limit, compare = self.fitted.labels, self.memory.choosing, self._compare_at_sizes
+        options = (self.task.seed, labels, limit, weights, compare, self.ranks)
+        return CalibratedNetwork(self.graph, self.fitted, patterns, *options)
+
+    def _compare_at_sizes(self, largest: int) -> None:
+        """Before so many samples go through the network at once."""
+        self._prepared.compare_at_sizes(largest, self.fitted)
 
     def _choose_together(self) -> Choice:
         choice = self.journal.recall_choice(self._sweep)

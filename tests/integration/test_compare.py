@@ -359,6 +359,20 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
         compare(out=out)
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snows.evaluation.comparison.evaluate", lambda *_, **__: pytest.fail("the work began"))
+    (tmp_path / "file").write_text("mine")
+    for out, words in (
+        (tmp_path / "file" / "out", "file is no folder"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(InputError, match=words):
+            compare(out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> NoReturn:
         raise OSError(28, "No space left on device")

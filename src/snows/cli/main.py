@@ -49,7 +49,7 @@ def _show_each_warning_once() -> None:
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         if issubclass(category, SnowsWarning) and str(message) not in shown and is_first():
             shown.add(str(message))
-            print(f"warning: {message}", file=sys.stderr)
+            print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
     warnings.showwarning = show
 
@@ -75,7 +75,7 @@ def _fail(sentence: str, status: int) -> NoReturn:
 
 
 def _interrupt(sentence: str) -> NoReturn:
-    print(sentence, file=sys.stderr)
+    print(one_line(sentence), file=sys.stderr)
     sys.exit(STATUS)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import one_line, printable
+from ..errors import as_line, one_line, printable
 from ..events import counted
 from ..results.figures import is_share, measure_title
 
@@ -246,6 +246,10 @@ def say(text: str) -> None:
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A text is one line: a name with a line break in it cannot look like a line of ours."""
+        super().print(*(as_line(given) if isinstance(given, str) else given for given in objects), **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         """All text that is printed, cells of tables included."""
         return super().render_str(printable(text), **options)

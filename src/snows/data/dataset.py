@@ -2,37 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from ..devices.distributed.ranks import Ranks
 from .batches import has_rows
-from .samples import Samples
+from .samples import Samples, check_values, read_batch
 
+_WHAT = "calibration"  # in messages
 _TOO_MANY = 1 << 62  # bytes: it is never moved to a device as a whole
 
 
-class Reader:
-    """Reads samples of a Dataset once, and keeps them. `read_batch` gives the leaves of one of its batches."""
+def can_be_shared(data: Any) -> bool:
+    """Whether samples can be read one by one, in any order."""
+    return isinstance(data, Dataset) and isinstance(data, Sized) and len(data) > 0
 
-    def __init__(self, dataset: Dataset[Any], read_batch: Callable[[Any], list[Any]]) -> None:
-        self._dataset, self._read_batch = dataset, read_batch
-        self.kept: dict[int, list[Any]] = {}
+
+def read_in_shares(data: Any, model: nn.Module) -> Samples:
+    """The samples of a Dataset, none of them read but the first."""
+    reader = _Reader(data, inspect.signature(model.forward))
+    leaves = reader.leaves([0])
+    assert reader.spec is not None
+    return DatasetSamples(leaves, reader.spec, len(data), order=torch.arange(len(data)), reader=reader)
+
+
+class _Reader:
+    """Reads samples of a Dataset once, and keeps them."""
+
+    def __init__(self, dataset: Dataset[Any], signature: inspect.Signature) -> None:
+        self._dataset, self._signature = dataset, signature
+        self._kept: dict[int, list[Any]] = {}
+        self.spec: pytree.TreeSpec | None = None  # of the batches
 
     def leaves(self, indices: Sequence[int]) -> list[Any]:
         """The leaves of these samples, one row for each."""
-        missing = [index for index in dict.fromkeys(indices) if index not in self.kept]
+        missing = [index for index in dict.fromkeys(indices) if index not in self._kept]
         if missing:
-            (batch,) = DataLoader(Subset(self._dataset, missing), batch_size=len(missing))
-            read = self._read_batch(batch)
+            (given,) = DataLoader(Subset(self._dataset, missing), batch_size=len(missing))
+            batch = read_batch(given, self._signature, False, _WHAT)
+            check_values(Samples(batch.leaves, batch.spec, batch.count), _WHAT)
+            self.spec = batch.spec
             for row, index in enumerate(missing):
-                self.kept[index] = [leaf[row].clone() if has_rows(leaf) else leaf for leaf in read]
-        rows = zip(*(self.kept[index] for index in indices), strict=True)
+                self._kept[index] = [
+                    leaf[row].detach().cpu().clone() if has_rows(leaf) else leaf for leaf in batch.leaves
+                ]
+        rows = zip(*(self._kept[index] for index in indices), strict=True)
         return [torch.stack(column) if isinstance(column[0], Tensor) else column[0] for column in rows]
 
 
@@ -41,7 +62,7 @@ class DatasetSamples(Samples):
     """Samples of a Dataset. `order` has their places in it. `leaves` are those of the first few, as an example."""
 
     order: Tensor = None  # type: ignore[assignment]  # fields of the base have defaults
-    reader: Reader = None  # type: ignore[assignment]
+    reader: _Reader = None  # type: ignore[assignment]
 
     @property
     def bytes(self) -> int:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
 
 from ..devices.device import placed
 from ..devices.distributed.ranks import Ranks
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
 _READ_AT_ONCE = 256
@@ -94,7 +92,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """One batch of the user's data."""
 
     leaves: list[Any]
@@ -105,27 +103,35 @@ class _Batch:
 
 def check_seed(seed: object) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
+        raise ArgumentError(f"seed is {shown(seed)}; expected a whole number of at most 64 bits")
 
 
-def read_samples(
-    data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration", in_shares: bool = False
-) -> Samples:
+def check_count(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(f"{name} is {shown(value)}; expected a whole number of at least {least}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {shown(value)}; expected True or False")
+
+
+def check_labels(labels: object) -> None:
+    """The word that says where labels come from."""
+    if not (isinstance(labels, str) and labels in ("model", "given")):
+        raise ArgumentError(f"labels is {shown(labels)}; expected 'model' or 'given'")
+
+
+def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration") -> Samples:
     """Read a tensor, Dataset, DataLoader or re-iterable of batches (tensors, tuples with the input first, dicts).
 
-    Args:
-        data: The samples.
-        model: What they are for.
-        with_labels: Also read labels: the second item of a tuple, or the entry of a dict with such a name.
-        what: What the samples are for, in messages.
-        in_shares: Read a Dataset (without labels) sample by sample, when they are first needed.
+    Labels are only read with `with_labels`: the second item of a tuple, or the entry of a dict with such a name. `what`
+    the samples are for is said in messages.
     """
     signature = inspect.signature(model.forward)
-    if in_shares and not with_labels and isinstance(data, Dataset) and isinstance(data, Sized) and len(data):
-        return _dataset_samples(data, signature, what)
-    batches: list[_Batch] = []
+    batches: list[Batch] = []
     for given in batches_of(data, what, _READ_AT_ONCE):
-        batch = _read_batch(given, signature, with_labels, what)
+        batch = read_batch(given, signature, with_labels, what)
         if batches and batch.spec != batches[0].spec:
             raise InputError(f"{what} batches differ in their structure; expected the same keys and types in each")
         batches.append(batch)
@@ -135,30 +141,15 @@ def read_samples(
     leaves = [_join(column, what) for column in zip(*(batch.leaves for batch in batches), strict=True)]
     labels = [batch.labels for batch in batches if batch.labels is not None]
     samples = Samples(leaves, batches[0].spec, count, torch.cat(labels) if with_labels else None)
-    _check_values(samples, what)
+    check_values(samples, what)
     return samples
 
 
-def _dataset_samples(data: Any, signature: inspect.Signature, what: str) -> Samples:
-    from .dataset import DatasetSamples, Reader  # which is a kind of Samples
-
-    def read_batch(batch: Any) -> list[Any]:
-        read = _read_batch(batch, signature, False, what)
-        _check_values(Samples(read.leaves, read.spec, read.count), what)
-        specs.append(read.spec)
-        return [leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf for leaf in read.leaves]
-
-    specs: list[pytree.TreeSpec] = []
-    reader = Reader(data, read_batch)
-    first = reader.leaves([0])
-    return DatasetSamples(first, specs[0], len(data), order=torch.arange(len(data)), reader=reader)
-
-
-def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:
+def read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> Batch:
     leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, what))
     require_usable(leaves, what)
     count = sample_count(leaves, f"a {what} batch of type {type(batch).__name__}")
-    return _Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
+    return Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
 
 
 def _labels(batch: Any, count: int, kind: str) -> Tensor:
@@ -187,7 +178,7 @@ def _join(column: tuple[Any, ...], what: str) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # a single batch may be large: no copy
 
 
-def _check_values(samples: Samples, what: str) -> None:
+def check_values(samples: Samples, what: str) -> None:
     for leaf in samples.leaves:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
             continue

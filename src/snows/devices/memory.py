@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ArgumentError, first_line, is_out_of_memory
+from ..errors import ArgumentError, first_line, is_out_of_memory, shown
 
 _CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
@@ -145,5 +145,5 @@ def as_bytes(given: int | str | None) -> int | None:
     else:
         value = given if isinstance(given, int) and not isinstance(given, bool) else 0
     if value < 1:
-        raise ArgumentError(f"memory is {given!r}; expected a size such as '24GiB', or a number of bytes")
+        raise ArgumentError(f"memory is {shown(given)}; expected a size such as '24GiB', or a number of bytes")
     return value

@@ -62,6 +62,7 @@ def attention_of(model: nn.Module, images: Iterable[Tensor]) -> Iterator[Tensor]
             raise InputError(f"the image has shape {tuple(image.shape)}; expected one: channels x height x width")
         if prepared is None:
             prepared = prepare(model, batch, None, seed=0)
+            prepared.compare_at_sizes(1)
         (example,) = prepared.samples.rows(0, 1)
         attentions = [node for node in prepared.graph.nodes if is_attention(node)]
         if not attentions:

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, Dataset
 from ..api import prune
 from ..caller import Stoppable
 from ..data.preparation import capturing_once, prepare
-from ..data.samples import read_samples
-from ..devices.device import device_of
+from ..data.samples import check_flag, check_labels, check_seed, read_samples
+from ..data.usable import require_module
+from ..devices.device import as_device, device_of
 from ..devices.distributed.group import apart, current_ranks
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
@@ -29,6 +30,7 @@ from ..listeners.base import Progress
 from ..listeners.progress import open_progress
 from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
+from ..reading import as_path
 from ..recipe import Effort, Recipe, as_recipe
 from ..results.folder import Folder, digest
 from ..results.report import finite
@@ -101,6 +103,9 @@ def compare(
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     _check_arguments(model, test, test_labels, labels)
+    check_seed(seed)
+    check_flag("permute", permute)
+    check_flag("progress", progress)
     if test is None:
         warnings.warn(
             "there are no test samples: only sparsity, time and memory are compared; "
@@ -110,7 +115,7 @@ def compare(
         )
     options: dict[str, Any] = {
         "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
-        "labels": labels, "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
+        "labels": labels, "device": as_device(device), "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
     task = _Task(model, _read_once(calibration), test, test_labels, options)
     ranks = current_ranks()
@@ -118,6 +123,8 @@ def compare(
     with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
         try:
             task.check_fit([cell.pattern for cell in table.pending])
+            if table.folder is not None:
+                table.folder.require_writable()
             _fill(table, task, progress, ranks)
         except KeyboardInterrupt:
             raise ComparisonInterrupted(table.comparison()) from None
@@ -237,7 +244,7 @@ class _Table:
 def _open_table(task: _Task, cells: list[Cell], out: str | Path | None, ranks: Ranks) -> _Table:
     """Only the first of several ranks has the folder."""
     settings = task.settings()
-    folder = None if out is None or not ranks.is_first else Folder(Path(out), settings)
+    folder = None if out is None or not ranks.is_first else Folder(as_path(out, "out"), settings)
     rows = ranks.from_first(lambda: {} if folder is None else _finished(folder, cells))
     return _Table(settings, cells, [cell for cell in cells if cell.file not in rows], rows, folder)
 
@@ -291,16 +298,14 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
+def _check_arguments(model: Any, test: Any, test_labels: Any, labels: object) -> None:
+    require_module(model, "model")
     for name, value in (("test", test), ("test_labels", test_labels)):
         if value is not None and not isinstance(value, Tensor):
             raise ArgumentError(f"{name} is a {type(value).__name__}; expected a tensor, or nothing")
     if test is None and test_labels is not None:
         raise ArgumentError("test_labels are given without test; expected the samples they belong to")
-    if labels not in ("model", "given"):
-        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+    check_labels(labels)
 
 
 def _read_once(calibration: Any) -> Any:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ..data.preparation import prepare
+from ..data.samples import check_count
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, memory_limits
-from ..errors import ArgumentError, shown
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
@@ -123,8 +123,9 @@ def inspect(
         [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
     """
     budget = as_bytes(memory)
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or world_size < 1:
-        raise ArgumentError(f"world_size is {shown(world_size)}; expected a number of processes, from 1 on")
+    check_count("world_size", world_size)
+    if samples is not None:
+        check_count("samples", samples)
     chosen = as_recipe(recipe, effort)
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)

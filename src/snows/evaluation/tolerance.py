@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME, prepare
-from ..data.samples import Samples
+from ..data.samples import Samples, check_flag, check_labels, check_seed
+from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, shown
 from ..graph import Graph, Layer
 from ..listeners.base import Progress
 from ..listeners.progress import open_progress
@@ -182,10 +183,10 @@ def sensitivity(
         >>> [layer.level("2:4").sparsity for layer in found.layers]
         [0.5, 0.5]
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
-    if labels not in ("model", "given"):
-        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+    require_module(model, "model")
+    check_labels(labels)
+    check_flag("progress", progress)
+    check_seed(seed)
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
     budget = as_bytes(memory)
@@ -196,6 +197,7 @@ def sensitivity(
         limits = memory_limits(prepared.device, budget)
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
+        prepared.compare_at_sizes(trials.at_once)
         bar = open_progress("measuring", len(chosen), shown=progress)
         with bar, working_within(limits.choosing):
             found = tuple(_measured(trial, tried, bar) for trial in trials)
@@ -210,7 +212,7 @@ def _tried(patterns: Any) -> list[Pattern]:
     parsed = [parse_pattern(given) for given in several]
     found = {str(pattern): pattern for pattern in parsed if pattern is not None}
     if not found:
-        raise ArgumentError(f"patterns is {patterns!r}; expected some, such as [0.5, 0.9, '2:4']")
+        raise ArgumentError(f"patterns is {shown(patterns)}; expected some, such as [0.5, 0.9, '2:4']")
     return list(found.values())
 
 

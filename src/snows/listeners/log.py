@@ -7,6 +7,7 @@ import math
 import sys
 import threading
 
+from ..errors import as_line
 from ..events import Counted, DistillStep, Event, LayerSolved, RunFinished, RunStarted, counted, duration
 from .base import BEGINNING, Progress, memory_text
 
@@ -86,7 +87,7 @@ class LogLines(Progress):
 
     def _write(self, line: str) -> None:
         self._last_line = self.timeline.elapsed
-        logger.info(line)
+        logger.info(as_line(line))
 
     def _every_minute(self) -> None:
         while not self._closed.wait(max(0.01, self._seconds - (self.timeline.elapsed - self._last_line))):

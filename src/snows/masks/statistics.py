@@ -6,7 +6,7 @@ from them for gradients (whose second moment is then the Fisher matrix itself), 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,7 +34,8 @@ class CalibratedNetwork:
     """A network with its calibration samples, as `masks.Network` and `patterns.budgets.Measured`.
 
     `parameters` are the present weights (default: the dense ones); labels and targets always come from the dense
-    network. Gradients are kept for the next question if they fit `keep_bytes`.
+    network. Gradients are kept for the next question if they fit `keep_bytes`. Before so many samples go through the
+    network at once as never before, `compare` is called, which may refuse them.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class CalibratedNetwork:
         labels: Tensor | None = None,
         keep_bytes: int = 0,
         parameters: Mapping[str, Tensor] | None = None,
+        compare: Callable[[int], None] = lambda size: None,
         ranks: Ranks = ALONE,
     ) -> None:
         self.graph, self.samples, self.seed, self.ranks = graph, samples, seed, ranks
@@ -55,7 +57,7 @@ class CalibratedNetwork:
         self.weights = {layer.parameter: self.parameters[layer.parameter] for layer in self.layers}
         self.uses = {layer.parameter: layer.positions for layer in self.layers}
         self._labels_as_given = labels
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._compare = keep_bytes, compare
         self._kept: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._predictions: Tensor | None = None
 
@@ -103,7 +105,9 @@ class CalibratedNetwork:
     def trials(self) -> Iterator[Trial]:
         """Every layer of the dense network, to be changed alone."""
         judged, _ = self.samples.split(judged_samples(self.graph, self.samples.count))
-        yield from Trials(self.graph, self.layers, self.samples, judged)  # the same on every rank
+        trials = Trials(self.graph, self.layers, self.samples, judged)  # the same on every rank
+        self._compare(trials.at_once)
+        yield from trials
 
     def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
         """Layers whose gradients fit in memory together; a layer that is too large comes alone."""
@@ -179,7 +183,14 @@ class CalibratedNetwork:
         return ((begin, min(begin + size, count)) for begin in starts)
 
     def _micro_batch(self, count: int) -> int:
-        return min(_MICRO_BATCH.get(self.samples_device.type, 100), self.ranks.share(count))
+        return min(self._at_once, self.ranks.share(count))
+
+    @cached_property
+    def _at_once(self) -> int:
+        """How many samples go through the network at once, at most."""
+        size = min(_MICRO_BATCH.get(self.samples_device.type, 100), self.samples.count)
+        self._compare(size)
+        return size
 
     @property
     def samples_device(self) -> torch.device:

@@ -54,6 +54,11 @@ class Trials:
         size = _MICRO_BATCH.get(next(iter(graph.parameters.values())).device.type, 100)
         self.stream = Stream(graph, graph.parameters, cut(fitted, judged, names, size), memory)
 
+    @property
+    def at_once(self) -> int:
+        """How many samples go through the network at once, at most."""
+        return max(self.stream.sizes)
+
     def __iter__(self) -> Iterator[Trial]:
         _ = self.dense  # while the stream holds the network's inputs
         for layer in self._layers:

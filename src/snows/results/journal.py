@@ -24,13 +24,13 @@ from ..devices.distributed.ranks import ALONE, Ranks
 from ..errors import InputError, SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
-from ..reading import entries, is_file, look, read_bytes
+from ..reading import entries, is_file, is_folder, read_bytes
 from ..solve.layer import SolvedLayer
 from .files import write_whole
 from .folder import Folder
 
 _LAYERS = "layers"
-_DIGEST = 32  # hexadecimal digits
+DIGEST = 32  # hexadecimal digits
 _T = TypeVar("_T")
 
 
@@ -62,8 +62,7 @@ class DiskJournal(Journal):
         self.folder.check()
         self.device = device
         self._gap = False  # whether a layer was missing or damaged: nothing after it is used
-        if look(self._place) is None:
-            self.folder.begin(_LAYERS)
+        self.folder.begin(_LAYERS)
         for path in entries(self._place):
             if not is_file(path):
                 raise InputError(f"{path} is no regular file, so none of ours; remove it or choose another folder")
@@ -178,7 +177,8 @@ def kept_solves(folder: Path | None, option: str, again: str) -> str:
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    return sorted((folder / _LAYERS).glob(f"{name}-{'[0-9a-f]' * _DIGEST}.safetensors"))
+    place = folder / _LAYERS
+    return sorted(place.glob(f"{name}-{'[0-9a-f]' * DIGEST}.safetensors")) if is_folder(place) else []
 
 
 def _named(masks: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -213,4 +213,4 @@ def _start(sweep: int) -> str:
 def digest_for(settings: Mapping[str, Any], name: str, data: bytes) -> str:
     """Of a file's content, of the run that it belongs to, and of what it is for in this run."""
     run = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:_DIGEST]
+    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:DIGEST]

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..data.compact import pack_masks, pack_state
-from ..data.tensors import widened
+from ..data.samples import check_flag
+from ..data.tensors import spoilt
 from ..data.weights import write_tensors
 from ..devices.distributed.group import writes_files
 from ..errors import InputError
+from ..reading import as_path
 from ..recipe import Recipe
 from ..version import __version__
 from .files import CannotWriteError, new_folder, rescued
@@ -93,7 +95,9 @@ class Result:
             ...     sorted(path.name for path in result.save(f"{folder}/pruned").iterdir())[:3]
             ['manifest.json', 'masks.safetensors', 'model.safetensors']
         """
-        directory = Path(directory)
+        directory = as_path(directory, "directory")
+        check_flag("compact", compact)
+        check_flag("force", force)
         if not writes_files():
             return directory
         refuse_existing(directory, force)
@@ -121,7 +125,7 @@ class Result:
         (folder / MANIFEST).write_text(render_manifest(facts, versions), encoding="utf-8")
 
     def _write_weights(self, folder: Path, masks: Mapping[str, Tensor], compact: bool) -> None:
-        bad = [n for n, p in self.model.named_parameters() if not widened(p.detach()).isfinite().all()]
+        bad = spoilt(self.model)
         if bad:
             raise InputError(
                 f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}), so the result was changed "

@@ -69,7 +69,7 @@ class Distillation:
         batch = min(self.settings.batch, self.fitted.count)
         device = next(iter(parameters.values())).device
         share = self.ranks.share(batch)  # that a rank takes
-        pieces = max(_pieces(self.graph, share, self.memory), math.ceil(share / ending_soon(self.graph, device)))
+        pieces = _pieces(self.graph, share, self.memory, device)
         while True:
             try:
                 with one_out_of_memory():
@@ -293,10 +293,17 @@ class _Gradient:
         return self._pass()
 
 
-def _pieces(graph: Graph, batch: int, memory: Memory) -> int:
-    """The number of pieces that a batch is cut into, such that a pass through the network fits in memory."""
+def samples_at_once(graph: Graph, fitted: int, settings: DistillSettings, memory: Memory, device: torch.device) -> int:
+    """How many samples go through the network at once, at most."""
+    batch = min(settings.batch, fitted)
+    return max(batch // _pieces(graph, batch, memory, device), min(_VARIANCE_SAMPLES, fitted))
+
+
+def _pieces(graph: Graph, batch: int, memory: Memory, device: torch.device) -> int:
+    """The number of pieces that a batch is cut into, such that a pass fits in memory, and ends within seconds."""
     sample_bytes = _COPIES * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    return min(batch, math.ceil(batch * sample_bytes / memory.total))
+    fitting = min(batch, math.ceil(batch * sample_bytes / memory.total))
+    return max(fitting, math.ceil(batch / ending_soon(graph, device)))
 
 
 def _views(leaves: list[Any], generator: torch.Generator) -> list[Any]:

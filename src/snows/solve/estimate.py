@@ -15,6 +15,7 @@ from ..devices.memory import FACTORING, Memory
 from ..graph import Graph, Segment
 from ..linalg.gram import CHUNK_BYTES
 from ..plan import Plan, PlannedLayer
+from . import distill, effects
 from .footprint import GRADIENT, linearized_bytes, operations_kept
 from .layer import curvature_kind, derivative_precision, samples_in_products
 from .settings import ALL_SAMPLES, Settings
@@ -55,6 +56,13 @@ class Estimate:
         held += targets * (self.samples if keeps else micro)
         factors, factoring = self._factors(group)
         return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
+
+    def largest_pass(self, fitted: int) -> int:
+        """Samples that go through the whole network at once, at most. `fitted` are those that weights are fitted to."""
+        sizes = [self.micro_batch, effects.samples_at_once(self.graph, self.samples, self.memory)]
+        if self.settings.distill.steps:
+            sizes.append(distill.samples_at_once(self.graph, fitted, self.settings.distill, self.memory, self.device))
+        return min(max(sizes), self.samples)
 
     def product_samples(self, group: tuple[PlannedLayer, ...]) -> int:
         """Samples in one curvature product of the group."""

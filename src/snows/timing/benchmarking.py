@@ -15,8 +15,9 @@ from torch import nn
 
 from ..caller import Stoppable, own_surroundings
 from ..data.preparation import ONE_AT_A_TIME
+from ..data.samples import check_flag
 from ..devices.device import as_device, best_device, placed
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..exports.base import Saved
 from ..exports.reading import read_saved
 from ..graph.capture import Call
@@ -90,8 +91,9 @@ def bench(
         [('0', 'CSR, MKL', [1])]
     """
     sizes = _check_batches(batches)
-    if not limit > 0:
-        raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
+    check_flag("progress", progress)
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(f"limit is {shown(limit)}; expected a number of seconds above 0")
     place = as_device(device) or best_device()
     chosen, ways, half = check_engines(engines, place), chosen_modes(modes, place), chosen_dtype(dtype, place)
     surroundings = own_surroundings(place, lambda event: None)
@@ -103,7 +105,7 @@ def bench(
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(dict.fromkeys(batches))
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ArgumentError(f"batches is {batches!r}; expected batch sizes of 1 or more")
+        raise ArgumentError(f"batches is {shown(batches)}; expected batch sizes of 1 or more")
     return sizes
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from ..data.batches import Call, calls
 from ..data.samples import Samples, read_samples
 from ..devices.memory import memory_limits
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, shown
 from ..graph.kind import is_image
 
 _TABLE_SHARE = 0.25  # of the free memory of the device
@@ -148,8 +148,8 @@ def read_feeds(
     else:
         if share is not None:
             raise ArgumentError(
-                f"held_out is {held_out!r}, but the training data is a {type(data).__name__}, from which no share can "
-                "be held out; give held_out= samples of its own"
+                f"held_out is {shown(held_out)}, but the training data is a {type(data).__name__}, from which no "
+                "share can be held out; give held_out= samples of its own"
             )
         training = _stream(data, model, batch)
     return training, _judging(held_out, model, batch, with_labels)
@@ -169,7 +169,7 @@ def _share(held_out: Any) -> float | None:
     if isinstance(held_out, bool) or not isinstance(held_out, int | float):
         return None
     if not 0 < held_out < 1:
-        raise ArgumentError(f"held_out is {held_out!r}; expected a share between 0 and 1, or samples")
+        raise ArgumentError(f"held_out is {shown(held_out)}; expected a share between 0 and 1, or samples")
     return float(held_out)
 
 

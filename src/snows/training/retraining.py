@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 from ..caller import Stoppable, current_device
 from ..data.preparation import ONE_AT_A_TIME
 from ..data.samples import check_seed
+from ..data.usable import require_module
 from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Listener, Retrained, TrainingStep
 from ..listeners.progress import listening
+from ..reading import as_path
 from ..results.folder import digest
 from ..results.reading import read_result
 from ..results.result import Result
@@ -108,10 +111,9 @@ def retrain(
         >>> better.report.retraining.after["kl"] < better.report.retraining.before["kl"]
         True
     """
-    settings = TrainingSettings(
-        epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, bool(flip), bool(amp)
-    )
+    settings = TrainingSettings(epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, flip, amp)
     check_seed(seed)
+    folder = None if resume is None else as_path(resume, "resume")
     result = _as_result(pruned, model, trust)
     started = time.perf_counter()
     folder = None if resume is None else Path(resume)
@@ -194,12 +196,12 @@ class _Training:
 
     def _started(self, judging: Feed) -> Checkpoint:
         """Before the first epoch."""
-        ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), self._judged(judging))
+        ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), self._judged(judging, 0))
         self.notify(ended)
         weights = _copied(self.network)
         return Checkpoint(weights, {}, weights, (ended,))
 
-    def _judged(self, judging: Feed) -> dict[str, float]:
+    def _judged(self, judging: Feed, epoch: int) -> dict[str, float]:
         count = 0
 
         def counted() -> Iterator[Any]:
@@ -210,7 +212,17 @@ class _Training:
 
         figures = self.objective.judge(self.network, counted())
         self.held_out_samples = count
+        self._require_finite(figures, epoch)
         return figures
+
+    def _require_finite(self, figures: Mapping[str, float], epoch: int) -> None:
+        if all(math.isfinite(value) for value in figures.values()):
+            return
+        what = f"{type(self.network).__name__} gives NaN or infinity on the held-out samples"
+        if epoch == 0:
+            raise InputError(f"{what}; look at its weights, and at how the data is normalized")
+        rate = self.settings.lr_of(epoch)
+        raise InputError(f"{what} after epoch {epoch}; use a smaller learning rate than {rate:g}")
 
     def _epoch(self, epoch: int, state: Checkpoint, steps: Steps, training: Feed, judging: Feed) -> Checkpoint:
         lr = self.settings.lr_of(epoch)
@@ -220,7 +232,7 @@ class _Training:
             loss = self._trained(epoch, steps, training, generator, state.history[-1].held_out)
         if not loss < float("inf"):
             raise InputError(f"the training loss of epoch {epoch} is {loss}; use a smaller learning rate than {lr:g}")
-        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging))
+        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging, epoch))
         self.notify(ended)
         weights = _copied(self.network)
         history = (*state.history, ended)
@@ -304,8 +316,7 @@ def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
     if teacher is None:
         return AgainstLabels()
-    if not isinstance(teacher, nn.Module):
-        raise ArgumentError(f"teacher is a {type(teacher).__name__}; expected the dense network, an nn.Module")
+    require_module(teacher, "teacher")
     return AgainstTeacher(move(copy.deepcopy(teacher), device).eval().requires_grad_(False))
 
 

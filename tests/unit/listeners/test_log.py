@@ -56,6 +56,15 @@ def test_other_work(every_line: pytest.LogCaptureFixture) -> None:
     assert messages[3:] == ["a line that stays"]
 
 
+def test_names_cannot_forge_a_line(every_line: pytest.LogCaptureFixture) -> None:
+    with LogLines("evil\nfinished in 2 minutes\x1b[2J") as lines:
+        lines(LayerStarted(("fc\n\x1b[2J",), 0, 2, 0, 1))
+        lines(LayerSolved(("fc\n\x1b[2J",), 0, 2, 0, 1, SOLVE))
+    assert all(message.isprintable() for message in every_line.messages)
+    assert every_line.messages[0] == r"evil\nfinished in 2 minutes\x1b[2J"
+    assert r"fc\n\x1b[2J, loss 2 -> 0.5" in every_line.messages[1]
+
+
 def test_quick_steps_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "snows")
     with LogLines("training", total=1000) as lines:

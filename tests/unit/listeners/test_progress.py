@@ -66,6 +66,15 @@ def test_names_are_not_read_as_markup() -> None:
     assert "sweep 1/1  [/red]" in shown_after(LayerStarted(("[/red]",), 0, 1, 0, 1))
 
 
+def test_names_are_not_obeyed_by_the_terminal() -> None:
+    assert r"sweep 1/1  fc\n\x1b]0;owned\x07" in shown_after(LayerStarted(("fc\n\x1b]0;owned\x07",), 0, 1, 0, 1))
+    console = terminal()
+    with ProgressBar("evil\x1b]0;owned\x07", console=console) as bar:
+        bar.print("evil\nfinished\x07")
+    assert r"evil\nfinished\x07" in text(console)
+    assert "\x07" not in text(console)
+
+
 def test_the_expected_memory_stays_above_the_bar() -> None:
     console = terminal()
     with ProgressBar(console=console) as bar:

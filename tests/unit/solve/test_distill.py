@@ -22,6 +22,7 @@ from tests.networks import example, make
 from tests.transformers import Vision, build, images
 
 PLENTY = Memory(1 << 34)
+CPU = torch.device("cpu")
 RECIPE = DEFAULT.replace(
     horizon=0, sweeps=1, targets="dense-weights", finish_steps=40, finish_batch=16, finish_rate=1e-3
 )
@@ -183,9 +184,9 @@ def test_a_convolutional_network_may_have_it(device: str) -> None:
 def test_little_memory_makes_small_pieces(model: nn.Module) -> None:
     graph, _, _ = parts(model)
     needed = 4 * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    assert _pieces(graph, 64, Memory(64 * needed)) == 1
-    assert _pieces(graph, 64, Memory(16 * needed)) == 4
-    assert _pieces(graph, 64, Memory(needed // 2)) == 64
+    assert _pieces(graph, 64, Memory(64 * needed), CPU) == 1
+    assert _pieces(graph, 64, Memory(16 * needed), CPU) == 4
+    assert _pieces(graph, 64, Memory(needed // 2), CPU) == 64
 
 
 def test_out_of_memory_is_survived(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,6 +154,33 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
+def renamed(file: Path) -> None:
+    """As a later epoch."""
+    file.rename(file.with_name(file.name.replace("epoch00002", "epoch00003")))
+
+
+def of_another_run(file: Path) -> None:
+    other = file.parents[2] / "other"
+    with pytest.raises(Killed):
+        snows.retrain(pruned(), (X, Y), **{**QUICK, "seed": 5, "progress": killed_at(3, 4)}, resume=other)
+    (theirs,) = (other / "epochs").iterdir()
+    file.unlink()
+    (file.parent / theirs.name).write_bytes(theirs.read_bytes())
+
+
+@pytest.mark.parametrize("spoil", [renamed, of_another_run])
+def test_an_epoch_that_belongs_elsewhere_is_not_used(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    start = pruned()
+    whole = snows.retrain(start, (X, Y), **QUICK)
+    with pytest.raises(Killed):
+        snows.retrain(start, (X, Y), **{**QUICK, "progress": killed_at(3, 4)}, resume=tmp_path / "kept")
+    (file,) = (tmp_path / "kept" / "epochs").iterdir()
+    spoil(file)
+    with pytest.warns(snows.SnowsWarning, match="not what was written for this epoch of this run"):
+        again = snows.retrain(start, (X, Y), **QUICK, resume=tmp_path / "kept")
+    assert equal(bits(whole), bits(again))
+
+
 def test_a_damaged_epoch_is_not_used(tmp_path: Path) -> None:
     start = pruned()
     whole = snows.retrain(start, (X, Y), **QUICK, resume=tmp_path / "kept")
@@ -269,6 +296,30 @@ class WritesItsWeight(nn.Module):
         return self.layers(x)  # type: ignore[no-any-return]  # a tensor
 
 
+class Overflowing(nn.Module):
+    """Its outputs are finite while it is trained; afterwards they are not, where no training loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = dense()
+        self.trained = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.trained |= self.training
+        scores = self.layers(x)
+        return scores / 0 if self.trained and not self.training else scores  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("teacher", [None, dense()])
+def test_outputs_that_are_not_finite_after_an_epoch_are_refused(teacher: nn.Module | None) -> None:
+    start, model = pruned(), Overflowing()
+    model.layers.load_state_dict(start.model.state_dict())
+    masks = {f"layers.{name}": kept for name, kept in start.masks.items()}
+    words = "gives NaN or infinity on the held-out samples after epoch 1; use a smaller learning rate than 0.01"
+    with pytest.raises(snows.InputError, match=words):
+        snows.retrain(replace(start, model=model.eval(), masks=masks), (X, Y), teacher=teacher, **QUICK)
+
+
 def test_weights_that_the_model_writes_itself_are_found() -> None:
     start = pruned()
     wrapped = WritesItsWeight()
@@ -291,6 +342,14 @@ def test_weights_that_the_model_writes_itself_are_found() -> None:
         snows.retrain(replace(start, model=late.eval(), masks=masks), (X, Y), **QUICK)
 
 
+def broken() -> snows.Result:
+    """Pruned, and then written to."""
+    start = pruned()
+    with torch.no_grad():
+        start.model.get_parameter("4.bias")[0] = torch.nan
+    return start
+
+
 BAD: dict[str, tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] = {
     "no result": (snows.ArgumentError, "pruned is a Sequential; expected", dense, {}),
     "model for a result": (snows.ArgumentError, "model is given with a result", pruned, {"model": dense()}),
@@ -310,9 +369,15 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] =
     "label outside": (snows.InputError, "labels go from", pruned, {"data": (X, Y + 7)}),
     "label outside, trained": (snows.InputError, "labels go from 7", pruned, {"data": (X, Y + 7), "held_out": (X, Y)}),
     "crop": (snows.ArgumentError, "crop and flip are for images", pruned, {"crop": 4}),
-    "teacher": (snows.ArgumentError, "teacher is a str; expected the dense network", pruned, {"teacher": "resnet50"}),
+    "teacher": (snows.ArgumentError, "teacher is a str; expected an nn.Module", pruned, {"teacher": "resnet50"}),
     "other teacher": (snows.InputError, r"returns \(14, 3\) and the teacher \(14, 8\)", pruned, {"teacher": nn.ReLU()}),
     "half": (snows.InputError, "0.weight is in half", lambda: pruned(dense().half()), {}),
+    "not finite": (
+        snows.InputError,
+        "gives NaN or infinity on the held-out samples; look at its weights",
+        broken,
+        {},
+    ),
     "diverges": (snows.InputError, "use a smaller learning rate than 1e[+]30", pruned, {"lr": 1e30}),
     "nothing trainable": (snows.ArgumentError, "takes gradients", lambda: pruned(dense().requires_grad_(False)), {}),
     "empty": (snows.InputError, "the training data has no batches", pruned, {"data": [], "held_out": (X, Y)}),

@@ -129,12 +129,13 @@ def retrain(
 
     Defaults are the paper's for CIFAR-10. The best weights on held-out samples are kept.
     """
-    from ...results.storage import refuse_existing
+    from ...results.result import save_or_rescue
+    from ...results.storage import check_output
     from ...training.checkpoints import kept_epochs
     from ...training.retraining import retrain as run
     from ...training.settings import TrainingSettings
 
-    refuse_existing(out, force)
+    check_output(out, force, resume)
     if teacher is None and teacher_weights is not None:
         raise ArgumentError("--teacher-weights is given without --teacher; expected both or neither")
     figures: dict[str, Any] = {
@@ -154,7 +155,7 @@ def retrain(
         )  # fmt: skip
     with request.step("evaluating"):
         result = replace(result, report=replace(result.report, evaluation=_rows(read, dense, pruned, result)))
-    result.save(out, compact=compact, force=force)
+    save_or_rescue(result, out, compact, force)
     if as_json:
         print(result.report.to_json())
     elif not quiet:
