@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,7 @@ from .devices.device import as_device
 from .devices.distributed.group import current_ranks
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
-from .events import Listener
-from .listeners.progress import listening
+from .listeners.progress import Listeners, listening
 from .patterns import PatternRules
 from .plan import Names, as_names
 from .reading import as_path
@@ -47,7 +45,7 @@ def prune(
     effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Listener | Sequence[bool | Listener] = True,
+    progress: Listeners = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -132,7 +130,7 @@ def prune(
         return _run(task, progress)
 
 
-def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
+def _run(task: Task, progress: Listeners) -> Result:
     ranks = current_ranks()
     with listening(progress if ranks.is_first else False) as listener, open_run(task, listener, ranks=ranks) as run:
         cascade(run, solve_group if task.readjusts else mask_group)

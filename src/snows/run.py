@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .caller import own_surroundings, quiet_unless
 from .data.permuting import permuted
-from .data.preparation import ONE_AT_A_TIME, Prepared, prepare, with_weights
+from .data.preparation import Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.device import device_of
@@ -47,7 +47,7 @@ from .patterns import Pattern
 from .patterns.budgets import spread_out
 from .plan import Plan, make_plan
 from .recipe import LEAST_HELD_OUT
-from .results.folder import digest_of_samples
+from .results.folder import digest_of_samples, versions
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
@@ -62,7 +62,7 @@ from .solve.layer import SolvedLayer, Turn, contiguous
 from .solve.limits import Limits
 from .solve.problem import LayerProblem
 from .solve.settings import Settings, resolve
-from .task import Task, versions
+from .task import Task
 
 _CHOOSING, _SOLVING = "choosing masks", "solving layers"  # phases
 
@@ -81,7 +81,7 @@ def open_run(task: Task, *listeners: Listener, ranks: Ranks = ALONE) -> Iterator
             listener(event)
 
     device = device_of(task.model, task.device)
-    with ONE_AT_A_TIME, quiet_unless(ranks.is_first), own_surroundings(device, notify), one_out_of_memory():
+    with quiet_unless(ranks.is_first), own_surroundings(device, notify), one_out_of_memory():
         yield Run(task, events, notify, ranks)
 
 

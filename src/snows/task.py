@@ -13,8 +13,7 @@ from torch import nn
 from .graph import Graph
 from .patterns import PatternRules
 from .recipe import Recipe
-from .results.folder import describe, digest
-from .version import __version__
+from .results.folder import describe, digest, versions
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,3 @@ class Task:
             "device": device,
             "versions": versions(),
         }
-
-
-def versions() -> dict[str, str]:
-    return {"snows": __version__, "torch": str(torch.__version__)}

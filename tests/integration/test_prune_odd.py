@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
-from snows.data.preparation import ONE_AT_A_TIME
+from snows.caller import ONE_AT_A_TIME
 from snows.events import LayerStarted
 from snows.results.journal import kept_solves
 from snows.solve import footprint

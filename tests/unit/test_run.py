@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from snows.data.preparation import ONE_AT_A_TIME
+from snows.caller import ONE_AT_A_TIME
 from snows.devices.memory import Memory
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.events import (

@@ -224,15 +224,17 @@ EventsOption = Annotated[
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option(
-        "--tensorboard", help="A folder for TensorBoard: losses, time and memory of every layer.", show_default=False
+        "--tensorboard",
+        help="A folder for TensorBoard: losses, time and memory of every layer, figures of every epoch.",
+        show_default=False,
     ),
 ]
 LiveOption = Annotated[
     bool,
     typer.Option(
         "--live",
-        help="Write the report anew after every layer, for a browser: DIR-live.html beside the folder of --out, else "
-        "snows-live.html.",
+        help="Write the report anew after every layer or epoch, for a browser: DIR-live.html beside the folder of "
+        "--out, else snows-live.html.",
     ),
 ]
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import as_line, one_line, printable
-from ..events import counted
 from ..results.figures import is_share, measure_title
+from ..words import counted
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -107,7 +107,11 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
         console.print(f"{found.reused} of {len(found.pruned)} were there already.")
 
 
-def print_retraining(report: Report, out: Path) -> None:
+def print_retraining(report: Report, out: Path, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(report.to_json())
+    if as_json or quiet:
+        return
     console = make_console()
     if report.evaluation:
         console.print(evaluation_table(report.evaluation, None))

@@ -14,7 +14,6 @@ weights are the reference.
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from ..caller import cpu_by_default, free_in_children
+from ..caller import ONE_AT_A_TIME, cpu_by_default
 from ..devices.device import as_device, device_of, move, require_usable_device
 from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
@@ -38,10 +37,6 @@ from .usable import require_usable
 from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
-
-# Capture, attention kernels, warnings and random states belong to the process, not to a thread.
-ONE_AT_A_TIME = threading.RLock()
-free_in_children(ONE_AT_A_TIME)
 
 
 @dataclass(frozen=True)

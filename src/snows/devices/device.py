@@ -42,7 +42,7 @@ def best_device() -> torch.device:
 def require_usable_device(device: torch.device) -> None:
     """Refuse to work on a model where it is, if that device cannot be used."""
     if device.type in _UNUSABLE:
-        raise InputError(f"the model is on {device}, and {device.type} {_UNUSABLE[device.type]}; give device='cpu'")
+        raise InputError(f"the model is on {device}, and {device.type} {_UNUSABLE[device.type]}; give model.cpu()")
 
 
 def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:

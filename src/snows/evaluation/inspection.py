@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..caller import own_surroundings
 from ..data.preparation import prepare
 from ..data.samples import check_count
+from ..data.usable import require_module
+from ..devices.device import device_of
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Layer
@@ -130,20 +133,22 @@ def inspect(
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     rules = PatternRules.parse(pattern)
-    prepared = prepare(model, calibration, device, seed=0)
-    graph, count = prepared.graph, samples or prepared.samples.count
-    fitted = count * (2 if chosen.mirror else 1)
-    settings = resolve(chosen, graph, prepared.device.type, rules)
-    plan = make_plan(graph, rules, settings.horizon, layers, exclude)
-    limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
-    micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
-    estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
-    pruned = [planned.layer for planned in plan.pruned]
-    inputs = partial(prepared.samples.rows, 0)
-    speed = measured_speed(graph, pruned, inputs, prepared.samples.count, prepared.device)
-    duration = Duration(estimate, speed, ranks.share(chosen.held_out_samples(count)))
-    rows = _pruned_layers(duration, plan)
-    rows += [_dense_layer(layer, reason) for layer, reason in plan.dense]
+    require_module(model, "model")
+    with own_surroundings(device_of(model, device)):
+        prepared = prepare(model, calibration, device, seed=0)
+        graph, count = prepared.graph, samples or prepared.samples.count
+        fitted = count * (2 if chosen.mirror else 1)
+        settings = resolve(chosen, graph, prepared.device.type, rules)
+        plan = make_plan(graph, rules, settings.horizon, layers, exclude)
+        limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
+        micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
+        estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
+        pruned = [planned.layer for planned in plan.pruned]
+        inputs = partial(prepared.samples.rows, 0)
+        speed = measured_speed(graph, pruned, inputs, prepared.samples.count, prepared.device)
+        duration = Duration(estimate, speed, ranks.share(chosen.held_out_samples(count)))
+        rows = _pruned_layers(duration, plan)
+        rows += [_dense_layer(layer, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
     kept = {planned.layer.parameter: 1 - planned.required_pattern.sparsity for planned in plan.pruned}
     return Inspection(

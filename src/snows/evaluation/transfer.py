@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
 from ..data.samples import check_count
 from ..data.tensors import kind_of, unusable
-from ..devices.device import placed
+from ..data.usable import require_module
+from ..devices.device import device_of, placed
 from ..errors import ArgumentError, InputError
 from ..graph import Graph, Layer
 
@@ -49,6 +51,7 @@ def linear_probe(
         >>> snows.linear_probe(model, x[:60], task[:60], x[60:], task[60:]) > 0.5
         True
     """
+    require_module(model, "model")
     check_count("batch", batch)
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
@@ -59,13 +62,14 @@ def linear_probe(
         )
     batch = min(batch, max(len(train), len(test)))
     examples = max(train, test, key=len)[: max(batch, _EXAMPLES)]
-    prepared = prepare(model, examples, None, seed=0)
-    prepared.compare_at_sizes(min(batch, len(examples)))
-    layer = _last_layer(prepared.graph, type(model).__name__)
-    known, new = (_features(prepared, layer, part, batch) for part in (train, test))
-    classes, targets = train_labels.cpu().unique(return_inverse=True)
-    predicted = classes[_ridge_regression(known, targets, len(classes), new)]
-    return float((predicted == test_labels.cpu()).double().mean())
+    with own_surroundings(device_of(model)):
+        prepared = prepare(model, examples, None, seed=0)
+        prepared.compare_at_sizes(min(batch, len(examples)))
+        layer = _last_layer(prepared.graph, type(model).__name__)
+        known, new = (_features(prepared, layer, part, batch) for part in (train, test))
+        classes, targets = train_labels.cpu().unique(return_inverse=True)
+        predicted = classes[_ridge_regression(known, targets, len(classes), new)]
+        return float((predicted == test_labels.cpu()).double().mean())
 
 
 def _last_layer(graph: Graph, name: str) -> Layer:

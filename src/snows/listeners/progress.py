@@ -120,11 +120,14 @@ def open_progress(
     return LogLines(description, total, completed)
 
 
-@contextmanager
-def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator[Listener]:
-    """What `progress=` of `snows.prune` stands for: the display that fits, nothing, a listener, or several of these.
+Listeners = bool | Listener | Sequence[bool | Listener]  # what progress= takes
 
-    Listeners with a method `close` are closed at the end.
+
+@contextmanager
+def listening(progress: Listeners, beginning: str = BEGINNING) -> Iterator[Listener]:
+    """What `progress=` stands for: the display that fits, nothing, a listener, or several of these.
+
+    `beginning` is shown until the first event. Listeners with a method `close` are closed at the end.
     """
     given = list(progress) if isinstance(progress, list | tuple) else [progress]
     with ExitStack() as stack:
@@ -135,7 +138,7 @@ def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator
                     f"progress is {errors.shown(progress)}; expected True, False, a callable that takes an event, or a "
                     "list of them"
                 )
-            listener = each if callable(each) else open_progress(shown=each)
+            listener = each if callable(each) else open_progress(beginning, shown=each)
             if hasattr(listener, "close"):
                 stack.callback(listener.close)
             listeners.append(listener)

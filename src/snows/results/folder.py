@@ -22,6 +22,7 @@ from ..devices.distributed.ranks import Ranks
 from ..errors import InputError, shown
 from ..masks.given import is_mask_file
 from ..reading import entries, is_file, is_folder, read_json
+from ..version import __version__
 from .files import check_writable, write_whole
 from .storage import refuse_existing
 
@@ -33,6 +34,8 @@ _DIGESTS = {
     "test": "the test samples",
     "training": "the training samples",
     "held_out": "the held-out samples",
+    "masks": "the masks",
+    "trained": "the parameters that are trained",
     "teacher": "the teacher's weights",
 }
 
@@ -125,6 +128,11 @@ def digest_of_samples(parts: Sequence[Samples], piece: int, ranks: Ranks) -> str
     for digests in ranks.gathered(own):
         found |= digests
     return digest([found[index] for index in range(count)])
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the bits of a run."""
+    return {"snows": __version__, "torch": str(torch.__version__)}
 
 
 def describe(value: Any) -> Any:

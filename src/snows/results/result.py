@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ..data.compact import pack_masks, pack_state
@@ -20,6 +19,7 @@ from ..reading import as_path
 from ..recipe import Recipe
 from ..version import __version__
 from .files import CannotWriteError, new_folder, rescued
+from .folder import versions
 from .html import render
 from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
 from .probe import Call, record
@@ -121,8 +121,7 @@ class Result:
         (folder / PAGE).write_text(render(report), encoding="utf-8")  # the folder appears whole, and its files with it
         (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         facts = {path.name: file_facts(path) for path in folder.iterdir()}
-        versions = {"snows": __version__, "torch": str(torch.__version__)}
-        (folder / MANIFEST).write_text(render_manifest(facts, versions), encoding="utf-8")
+        (folder / MANIFEST).write_text(render_manifest(facts, versions()), encoding="utf-8")
 
     def _write_weights(self, folder: Path, masks: Mapping[str, Tensor], compact: bool) -> None:
         bad = spoilt(self.model)

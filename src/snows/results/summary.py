@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .. import errors
-from ..events import counted
+from ..words import counted
 from .advice import advice
 from .figures import figure, percent
 from .headline import Row, cards, rows, subtitle, title

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from ..data.batches import has_rows
 from ..data.samples import Samples
-from ..devices.cuda_graph import Replayed
+from ..devices.cuda_graph import ReplayedOn
 from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory, one_out_of_memory
 from ..errors import SnowsWarning
@@ -262,10 +262,9 @@ class _Gradient:
     """
 
     def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor], ranks: Ranks) -> None:
-        leaves: list[Any] = []
-        self._leaves, self._variables, self._ranks = leaves, variables, ranks
-        self._pass = Replayed(
-            lambda: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
+        self._variables, self._ranks = variables, ranks
+        self._pass = ReplayedOn(
+            lambda leaves: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
         )
 
     def add(self, batches: Iterable[list[Any]]) -> None:
@@ -274,7 +273,7 @@ class _Gradient:
 
         def own() -> list[Tensor]:
             for leaves in batches:
-                for total, gradient in zip(totals, self._of(leaves), strict=True):
+                for total, gradient in zip(totals, self._pass(leaves), strict=True):
                     total.add_(gradient)
             return totals
 
@@ -283,14 +282,6 @@ class _Gradient:
             if summed is not total:
                 total.copy_(summed)
             variable.grad = total  # in the memory layout of the variable, as fused Adam needs it
-
-    def _of(self, leaves: list[Any]) -> Sequence[Tensor]:
-        if not self._leaves:
-            self._leaves.extend(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        for recorded, new in zip(self._leaves, leaves, strict=True):
-            if isinstance(recorded, Tensor):
-                recorded.copy_(new)
-        return self._pass()
 
 
 def samples_at_once(graph: Graph, fitted: int, settings: DistillSettings, memory: Memory, device: torch.device) -> int:

@@ -48,6 +48,21 @@ def test_a_teacher_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert recorded_source(Path("first")) == "net.py:model"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_events_tensorboard_and_live_page(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:pairs_of_classes", "--out", "watched")
+    assert call(*words, "--events", "epochs.jsonl", "--tensorboard", "board", "--live") == 0
+    kinds = [json.loads(line)["event"] for line in Path("epochs.jsonl").read_text().splitlines()]
+    assert (kinds[0], kinds.count("EpochEnded"), kinds[-1]) == ("RetrainingStarted", 3, "Retrained")
+    assert len(list(Path("board").iterdir())) == 1
+    page = Path("watched-live.html")
+    assert page.resolve().as_uri() in capsys.readouterr().err
+    text = page.read_text()
+    assert "Retraining with frozen masks" in text
+    assert "2:4" in text  # what was pruned, too
+    assert "ot finished" not in text
+
+
 def test_held_out_data_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("retrain", "pruned", *TRAINING[:-2], "--data", "net.py:class_loader", "--out", "loader", "--quiet")
     assert call(*words) == 2

@@ -116,9 +116,9 @@ class Closing:
 def test_what_progress_stands_for(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "snows")
     event = MemoryEstimated(1 << 30)
-    with listening(True) as lines:  # there is no terminal here
+    with listening(True) as lines, listening(True, "timing"):  # there is no terminal here
         lines(event)
-    assert caplog.messages == [BEGINNING, str(event)]
+    assert caplog.messages == [BEGINNING, "timing", str(event)]
     with listening(False) as silent:
         silent(event)
     seen: list[Event] = []
