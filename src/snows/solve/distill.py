@@ -261,7 +261,7 @@ class _Gradient:
     them.
     """
 
-    def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor], ranks: Ranks) -> None:
+    def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor], ranks: Ranks = ALONE) -> None:
         self._variables, self._ranks = variables, ranks
         self._pass = ReplayedOn(
             lambda leaves: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
