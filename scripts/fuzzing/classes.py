@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from . import bombs, names, objects, odd_files, odd_tensors, places, targets
+from . import bombs, commands, names, objects, odd_files, odd_tensors, places, targets, verbs
 from .world import Case
 
-_MODULES = (targets, odd_tensors, odd_files, bombs, places, names, objects)
+_MODULES = (targets, commands, odd_tensors, odd_files, bombs, places, names, objects, verbs)
 TARGETS: dict[Callable[[Case], None], int] = {}  # with how often each is drawn
 for _module in _MODULES:
     TARGETS |= _module.TARGETS

@@ -12,8 +12,8 @@ from safetensors.torch import save
 
 from snows.results import manifest
 
+from .commands import run_command
 from .mutations import WORDS
-from .targets import run_command
 from .world import Case
 
 EVIL = ["\x1b]0;owned\x07", "\x1b[2J\x1b[1;1H", "\r\x1b[K", "\x9b31m", "\u202e", "\0", "\x7f"]

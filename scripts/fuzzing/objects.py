@@ -21,6 +21,7 @@ from snows.data.tensors import unusable
 
 from .mutations import odd_value
 from .odd_tensors import odd_tensor
+from .places import odd_path
 from .world import Case
 
 LIGHT = snows.Recipe(sweeps=1, horizon=1, cg_steps=2, finish_steps=0)
@@ -42,12 +43,12 @@ def odd_model(case: Case) -> None:
         lambda: nn.Sequential(),
         lambda: nn.ModuleList([model]),
     ]
-    _prune(case, rng.choice(kinds)(), _samples(case))
+    _prune(case, rng.choice(kinds)(), samples(case))
 
 
 def odd_samples(case: Case) -> None:
     """Tensors of every kind, in every form that samples have, and in some that they have not."""
-    rng, whole = case.random, _samples(case)
+    rng, whole = case.random, samples(case)
     x: Any = odd_tensor(rng, (12, 8)) if rng.random() < 0.8 else whole
     forms: list[Callable[[], Any]] = [
         lambda: x,
@@ -67,7 +68,7 @@ def odd_samples(case: Case) -> None:
 
 def odd_argument(case: Case) -> None:
     """One argument of another type, or of an odd value."""
-    rng, values = case.random, _odd_arguments(case)
+    rng, values = case.random, odd_arguments(case)
     name = rng.choice([
         "pattern", "mask", "layers", "exclude", "horizon", "solver", "recipe", "effort", "device", "seed", "progress",
         "labels", "permute", "resume", "memory", "model", "calibration",
@@ -76,11 +77,11 @@ def odd_argument(case: Case) -> None:
     if name == "progress" and callable(options[name]):
         return  # the caller's own code
     if name == "resume" and isinstance(options[name], str | Path):
-        options[name] = case.folder / "resume"  # a name is no odd value
+        options[name] = odd_path(case)
     model = options.pop("model") if name == "model" else case.fresh_model()
     context: AbstractContextManager[Any] = torch.device("meta") if rng.random() < 0.1 else nullcontext()
     with context:
-        _prune(case, model, options.pop("calibration", _samples(case)), **options)
+        _prune(case, model, options.pop("calibration", samples(case)), **options)
 
 
 def odd_forward(case: Case) -> None:
@@ -109,7 +110,7 @@ def odd_forward(case: Case) -> None:
         lambda net, x: None,
         lambda net, x: 1 / 0,
     ]
-    _prune(case, _Forward(case.fresh_model(), rng.choice(forwards)).eval(), _samples(case))
+    _prune(case, _Forward(case.fresh_model(), rng.choice(forwards)).eval(), samples(case))
 
 
 def limits_of_dtypes(case: Case) -> None:
@@ -142,7 +143,7 @@ class _Forward(nn.Module):
         return self.of(self.net, x)
 
 
-def _samples(case: Case) -> Tensor:
+def samples(case: Case) -> Tensor:
     return torch.randn(12, 8, generator=torch.Generator().manual_seed(case.random.randrange(99)))
 
 
@@ -211,7 +212,7 @@ def _in_inference_mode(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model)
 
 
-def _odd_arguments(case: Case) -> list[Any]:
+def odd_arguments(case: Case) -> list[Any]:
     rng = case.random
     return [
         odd_value(rng), odd_value(rng), odd_value(rng), odd_tensor(rng, (8, 8)), {"2.weight": odd_tensor(rng, (8, 8))},

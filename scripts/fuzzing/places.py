@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,22 @@ from torch import Tensor
 import snows
 from snows.results import journal, storage
 
+from .mutations import odd_value
 from .world import Case
+
+
+def odd_path(case: Case) -> Any:
+    """A place within the case's own folder: a file, a link, missing, too long; or no path at all."""
+    rng, base = case.random, case.folder / "a" / "b" / "c"
+    base.mkdir(parents=True, exist_ok=True)
+    (base / "file").touch()
+    if not (base / "loop").is_symlink():
+        (base / "loop").symlink_to("loop")
+    word = rng.choice([odd_value(rng), odd_value(rng), "file", "file/x", "loop", "loop/x", ".", "x" * 300, "x/y/z"])
+    if not isinstance(word, str):
+        return word
+    path = f"{base}/{word.lstrip('/')}"
+    return path if rng.random() < 0.5 else Path(path)
 
 
 def exchanged_resume_files(case: Case) -> None:
@@ -44,6 +60,8 @@ def cut_off_saves(case: Case) -> None:
     place = case.folder / rng.choice(["out", "o[ut", "ö"])
     versions = {place.with_name(f".{place.name}-abcd1234"): case.world.small_result,
                 place.with_name(f".{place.name}-abcd1234-old"): case.world.result}  # fmt: skip
+    neighbour = f".{place.name}-v2-abcd1234-old/model.safetensors"  # of another name
+    case.write(neighbour, b"mine")
     left = dict(rng.sample(sorted(versions.items()), rng.choice([1, 2])))
     for folder, files in left.items():
         for name, content in files.items():
@@ -55,8 +73,8 @@ def cut_off_saves(case: Case) -> None:
         if mendable:
             raise RuntimeError("a replacement that was cut off was not mended") from None
         raise
-    if not snows.verify(place, case.fresh_model()).ok:
-        raise RuntimeError("what was mended is not whole")
+    if not snows.verify(place, case.fresh_model()).ok or not (case.folder / neighbour).exists():
+        raise RuntimeError("what was mended is not whole, or is another's")
 
 
 def output_places(case: Case) -> None:

@@ -29,6 +29,7 @@ from .targets import require_printable
 from .world import Case, make_world
 
 _KEPT_FAILURES = 20
+_WAITING, _ALL = 0.005, 0.9  # shares of a case's time
 
 
 class TooSlow(BaseException):
@@ -52,7 +53,7 @@ class Fuzz:
         for name in ("world", "cases"):
             (self.folder / name).mkdir(parents=True)
         self.world = make_world(self.folder / "world")
-        self.memory = _memory()
+        self.memory = _memory(afresh=True)
         self.outside: list[str] = []
 
     def run(self, seed: int, number: int, only: str | None = None) -> None:
@@ -148,8 +149,15 @@ def _remove(place: Path) -> None:
     shutil.rmtree(place)
 
 
-def _memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def _memory(afresh: bool = False) -> int:
+    """The most bytes that this process has held; since the last call `afresh`, where the system can tell."""
+    try:
+        if afresh:
+            Path("/proc/self/clear_refs").write_text("5")
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.findall(r"VmHWM:\s*(\d+)", status)[0])
+    except (OSError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _no_files(folder: str, names: list[str]) -> list[str]:
@@ -164,15 +172,21 @@ def _no_files(folder: str, names: list[str]) -> list[str]:
 
 @contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
+    """Of the processor's time, as the machine may be busy. Whoever uses none of it waits for something."""
+    began = last = time.process_time()
+
     def ring(*_: Any) -> None:
-        raise TooSlow
+        nonlocal last
+        used, last = time.process_time() - last, time.process_time()
+        if used < _WAITING * seconds or last - began > _ALL * seconds:
+            raise TooSlow
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 
@@ -183,10 +197,12 @@ def fuzzing(failures: Path, **limits: int) -> Iterator[Fuzz]:
     with tempfile.TemporaryDirectory(prefix="snows-fuzz-") as folder:
         fuzz = Fuzz(Path(folder).resolve(), failures.resolve(), **limits)
         _WATCHED.append(fuzz)
+        tempfile.tempdir, elsewhere = str(fuzz.folder), tempfile.tempdir  # where rescued results go
         try:
             yield fuzz
         finally:
             _WATCHED.pop()
+            tempfile.tempdir = elsewhere
             sys.dont_write_bytecode = before
 
 

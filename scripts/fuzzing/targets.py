@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import sys
-import warnings
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 import snows
-from snows import api
-from snows.cli import main as cli
 from snows.cli.request import Request, read_config, split_patterns
 from snows.data import compact, weights
 from snows.data.sources import DataConfig, load_data
 from snows.devices.memory import as_bytes
-from snows.evaluation import classes, comparison, inspection
 from snows.masks.given import given_masks
 from snows.patterns import PatternRules
 from snows.plan import make_plan
@@ -41,20 +33,6 @@ from .mutations import (
     spoil_text,
 )
 from .world import Case
-
-NET = """
-import torch
-from torch import nn
-
-def model():
-    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
-
-def x():
-    return torch.randn(12, 8)
-
-def broken():
-    raise KeyError("x")
-"""
 
 
 def weights_file(case: Case) -> None:
@@ -229,39 +207,10 @@ def memory_text(case: Case) -> None:
     as_bytes(word + rng.choice(["", "B", "GiB", "e99", " "]) if isinstance(word, str) else word)
 
 
-def command_line(case: Case) -> None:
-    """The flags of every command. Where the work would begin, it stops."""
-    rng = case.random
-    case.write("net.py", NET.encode())
-    case.write("w.safetensors", spoil_safetensors(rng, case.world.weights, case.world.masks))
-    case.write("c.toml", b"[data]\nsize = 8\n")
-    command = rng.choice(["prune", "prune", "inspect", "evaluate", "compare", "verify", case.some_word()])
-    words = [command, rng.choice(["net.py:model", "net.py:model", "net.py:broken", "torchvision:x", case.some_word()])]
-    case.write("x.npz", case.world.npz)
-    words += ["--data", rng.choice(["net.py:x", "npz:x.npz", "folder:.", "net.py:broken", f"npz:{case.some_word()}"])]
-    for flag in rng.sample(list(_FLAGS), rng.choice([0, 1, 2, 4])):
-        words.append(flag)
-        if _FLAGS[flag]:
-            fitting = rng.random() < 0.4
-            words.append(rng.choice(_FLAGS[flag]) if fitting else rng.choice([case.some_word(), str(odd_value(rng))]))
-    if rng.random() < 0.1:
-        rng.shuffle(words)
-    run_command([word.replace("\0", "?") for word in words], case.folder)  # no system hands a NUL on
-
-
-_FLAGS: dict[str, list[str]] = {
-    "--weights": ["w.safetensors"], "--pattern": ["2:4", "0.7"], "--mask": ["wanda", "w.safetensors"],
-    "--horizon": ["3"], "--layers": ["2"], "--exclude": ["2"], "--recipe": ["paper"], "--samples": ["4"],
-    "--labels": ["given"], "--permute": [], "--out": ["out"], "--compact": [], "--force": [], "--resume": ["state"],
-    "--device": ["cpu", "meta", "cuda:99", "mps"], "--seed": ["1", "-1", str(2**70)], "--json": [], "--quiet": [],
-    "--config": ["c.toml"], "--memory": ["1GiB"], "--pruned": ["x"], "--model": ["net.py:model"], "--markdown": [],
-    "--help": [], "--version": [], "--debug": [], "--unknown": ["x"],
-}  # fmt: skip
-
 TARGETS: dict[Callable[[Case], None], int] = {
     weights_file: 4, masks_file: 4, pickle_file: 4, result_folder: 2, compact_file: 4, packing: 3, resume_folder: 3,
     comparison_folder: 3, npz_file: 3, image_folder: 2, config_file: 4, recipe_file: 4, pattern_text: 4,
-    layer_globs: 4, memory_text: 2, command_line: 6,
+    layer_globs: 4, memory_text: 2,
 }  # fmt: skip
 
 
@@ -281,36 +230,3 @@ def require_printable(text: str) -> None:
     """Nothing in it may be obeyed by a terminal."""
     if not text.replace("\n", "").isprintable():
         raise RuntimeError(f"escape codes would reach the terminal: {text[:200]!r}")
-
-
-def run_command(words: list[str], folder: Path) -> None:
-    def stop(*_: Any, **__: Any) -> Any:
-        raise snows.InputError("the work would begin here")
-
-    before = Path.cwd()
-    show = warnings.showwarning
-    os.chdir(folder)
-    works = ((api, "prune"), (comparison, "compare"), (classes, "evaluate"), (inspection, "inspect"))
-    patches = [mock.patch.object(module, name, stop) for module, name in works]
-    patches.append(mock.patch.object(sys, "argv", ["s", *words]))
-    try:
-        for patch in patches:
-            patch.start()
-        shown, errors = io.BytesIO(), io.StringIO()
-        with redirect_stdout(io.TextIOWrapper(shown, "utf-8")) as out, redirect_stderr(errors):
-            try:
-                cli.main()
-            finally:
-                out.flush()
-                require_printable(shown.getvalue().decode("utf-8"))
-                require_printable(errors.getvalue())
-    except SystemExit as ended:
-        if ended.code not in (None, 0, 1, 2):
-            raise RuntimeError(f"exit status {ended.code}") from ended
-        if ended.code:
-            raise snows.InputError(f"exit status {ended.code}") from ended
-    finally:
-        for patch in patches:
-            patch.stop()
-        warnings.showwarning = show
-        os.chdir(before)

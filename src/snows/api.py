@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +10,23 @@ import torch
 from torch import nn
 
 from .caller import Stoppable
-from .data.samples import check_seed
+from .data.samples import check_flag, check_labels, check_seed
+from .data.usable import require_module
 from .devices.device import as_device
+from .devices.distributed.group import current_ranks
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
-from .events import Listener
-from .listeners.progress import listening
+from .listeners.progress import Listeners, listening
 from .patterns import PatternRules
 from .plan import Names, as_names
+from .reading import as_path
 from .recipe import Effort, Recipe, as_recipe
 from .results.journal import kept_solves
 from .results.report import fold
 from .results.result import Result
-from .run import Task, open_run
+from .run import open_run
 from .solve.cascade import cascade, mask_group, solve_group
+from .task import Task
 
 __all__ = ["Result", "prune"]
 
@@ -43,7 +45,7 @@ def prune(
     effort: Effort = "default",
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Listener | Sequence[bool | Listener] = True,
+    progress: Listeners = True,
     labels: Literal["model", "given"] = "model",
     permute: bool = False,
     resume: str | Path | None = None,
@@ -51,7 +53,8 @@ def prune(
 ) -> Result:
     """Prune a trained model without retraining and without labels.
 
-    Calls from several threads take turns.
+    Calls from several threads take turns. Inside a process group of torch.distributed all ranks prune together: each
+    passes the same arguments, and works on its share of the samples.
 
     Args:
         model: Any module that torch.export can capture. It is left exactly as it was.
@@ -100,14 +103,11 @@ def prune(
         >>> result.report.sparsity
         0.5
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
+    require_module(model, "model")
     if solver is not None and not (isinstance(solver, str) and solver == "newton"):
         raise ArgumentError(f"solver is {shown(solver)}; expected 'newton', or None for the mask alone")
-    if not (isinstance(labels, str) and labels in ("model", "given")):
-        raise ArgumentError(f"labels is {shown(labels)}; expected 'model' or 'given'")
-    if not isinstance(permute, bool):
-        raise ArgumentError(f"permute is {shown(permute)}; expected True or False")
+    check_labels(labels)
+    check_flag("permute", permute)
     check_seed(seed)
     chosen = as_recipe(recipe, effort)
     task = Task(
@@ -123,25 +123,19 @@ def prune(
         seed=seed,
         given_labels=labels == "given",
         permute=permute,
-        resume=_as_folder(resume),
+        resume=None if resume is None else as_path(resume, "resume"),
         memory=as_bytes(memory),
     )
     with Stoppable(partial(kept_solves, task.resume, "resume=DIR", "call")):
         return _run(task, progress)
 
 
-def _run(task: Task, progress: bool | Listener | Sequence[bool | Listener]) -> Result:
-    with listening(progress) as listener, open_run(task, listener) as run:
+def _run(task: Task, progress: Listeners) -> Result:
+    ranks = current_ranks()
+    with listening(progress if ranks.is_first else False) as listener, open_run(task, listener, ranks=ranks) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
-        if task.readjusts:
-            run.distill()
+        run.distill()
         run.compare()
         pruned = run.finish()
     masks = {name: kept.cpu() for name, kept in run.masks.items()}
     return Result(pruned, masks, fold(run.events), task.recipe, probe=run.probe())
-
-
-def _as_folder(resume: str | Path | None) -> Path | None:
-    if resume is None or (isinstance(resume, str | Path) and str(resume).strip()):
-        return None if resume is None else Path(resume)
-    raise ArgumentError(f"resume is {shown(resume)}; expected the path of a folder")

@@ -1,4 +1,4 @@
-"""What belongs to the caller: random state, gradient mode, default and current device, warning filters, processes.
+"""What belongs to the caller: random state, gradient mode, default and current device, warning filters, threads.
 
 What a run changes of it is put back afterwards.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from .errors import SnowsWarning
-from .events import Listener, Warned
+from .events import Listener, Warned, ignore
 
 _PROCESS = os.getpid()  # in a child of os.fork() still the parent's
 _NOT_THE_CALLER = ("snows.", "contextlib.")  # modules
@@ -49,17 +50,33 @@ def cpu_by_default() -> Iterator[None]:
 
 
 @contextmanager
-def own_surroundings(device: torch.device, notify: Listener) -> Iterator[None]:
-    """Within this context a run has its own device, random state and gradient mode, and its warnings are events."""
+def own_surroundings(device: torch.device, notify: Listener = ignore) -> Iterator[None]:
+    """Within this context a run has its own device, random state and gradient mode, and its warnings are events.
+
+    Whatever traces, times or trains a model of the caller does so in here. Calls from several threads take turns.
+    """
     with (
+        ONE_AT_A_TIME,
         _warnings_as_events(notify),
         _threads_that_exist(),
         current_device(device),
-        torch.random.fork_rng(devices=[device] if _is_gpu(device) else []),
+        torch.random.fork_rng(devices=_seeded_gpus(device)),
         cpu_by_default(),
         torch.inference_mode(False),
         torch.enable_grad(),
     ):
+        yield
+
+
+def quiet_unless(shown: bool) -> AbstractContextManager[None]:
+    """Inside, our warnings are not shown, unless they are to be: of several ranks one shows them."""
+    return nullcontext() if shown else _without_our_warnings()
+
+
+@contextmanager
+def _without_our_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnowsWarning)
         yield
 
 
@@ -71,6 +88,11 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
 def _is_gpu(device: torch.device) -> bool:
     """Whether it is a GPU of this machine. Any other is refused when the model is moved to it."""
     return device.type == "cuda" and (device.index or 0) < torch.cuda.device_count()
+
+
+def _seeded_gpus(device: torch.device) -> list[int]:
+    """Those that torch.manual_seed seeds: all. None where CUDA is not used: it is not started for a run on a CPU."""
+    return list(range(torch.cuda.device_count())) if _is_gpu(device) or torch.cuda.is_initialized() else []
 
 
 @contextmanager
@@ -102,6 +124,11 @@ def free_in_children(lock: Any) -> None:
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=free)
+
+
+# Capture, attention kernels, warnings and random states belong to the process, not to a thread.
+ONE_AT_A_TIME = threading.RLock()
+free_in_children(ONE_AT_A_TIME)
 
 
 @contextmanager

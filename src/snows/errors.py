@@ -27,6 +27,11 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def as_line(text: str) -> str:
+    """The same with its spaces as they are: line breaks become escapes, too."""
+    return printable(text).replace("\n", r"\n")
+
+
 def shown(value: object) -> str:
     """An argument as an error message quotes it. Some tensors cannot be printed."""
     try:

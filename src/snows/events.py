@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .words import counted, duration
+
 
 @dataclass(frozen=True)
 class Event:
@@ -205,10 +207,11 @@ class CGStep(Event):
 
 @dataclass(frozen=True)
 class Counted(Event):
-    """Number `step` of `steps` is done. Progress bars and log lines count any event of this kind."""
+    """Number `step` of `steps` is done (None: nobody knows how many there are). Progress bars and log lines count any
+    event of this kind."""
 
     step: int
-    steps: int
+    steps: int | None
 
 
 @dataclass(frozen=True)
@@ -281,8 +284,29 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class RetrainingStarted(Event):
+    """Everything is read, and the network is judged once; retraining begins.
+
+    `measure` is the figure of the held-out samples by which the best epoch is chosen.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    teacher: str | None  # the class of the dense network; None: labels
+    samples: int | None  # None: nobody knows, as with a loader
+    held_out_samples: int
+    measure: str
+    seed: int
+    device: str
+
+    def __str__(self) -> str:
+        samples = "" if self.samples is None else f"{counted(self.samples, 'sample')}, "
+        return f"{self.model}, {counted(self.settings['epochs'], 'epoch')} of retraining: {samples}on {self.device}"
+
+
+@dataclass(frozen=True)
 class TrainingStep(Counted):
-    """One step of retraining, or one epoch where nobody knows how many steps it has.
+    """One step of retraining. In the first epoch nobody knows how many there are if a loader has no length.
 
     `held_out` are figures of the held-out samples after the last epoch.
     """
@@ -309,6 +333,9 @@ class EpochEnded(Event):
     lr: float
     loss: float  # mean of the training steps; NaN before the first
     held_out: Mapping[str, float]
+    steps: int = 0  # of training, in this epoch
+    best: bool = False  # whether no epoch before was as good on held-out samples
+    recalled: bool = False  # an earlier, interrupted call had finished it
 
     def __str__(self) -> str:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in self.held_out.items())
@@ -317,33 +344,24 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True)
 class Retrained(Event):
-    """Retraining has ended.
+    """Retraining has ended; the weights of the best epoch are kept."""
 
-    `measure` is the figure of the held-out samples by which `best_epoch` was chosen. `best_epoch` is 0 where no epoch
-    was better than the network before.
+    seconds: float  # of this call
+
+
+@dataclass(frozen=True)
+class Working(Event):
+    """What is being done by a verb that prunes several networks, or none: a network of `snows.compare`, a layer of
+    `snows.sensitivity`, a measurement of `snows.bench`. `done` of `total` such pieces of work are finished.
     """
 
-    settings: Mapping[str, Any]
-    teacher: str | None  # the class of the dense network; None: labels
-    samples: int | None  # None: nobody knows, as with a loader
-    held_out_samples: int
-    measure: str
-    best_epoch: int
-    history: tuple[EpochEnded, ...]
-    seed: int
-    device: str
-    seconds: float  # of the last call alone
-    recalled_epochs: int  # that an earlier, interrupted call had finished
+    what: str
+    done: int
+    total: int
+    detail: str = ""  # where it is within this piece
 
-    @property
-    def before(self) -> Mapping[str, float]:
-        """Figures of the held-out samples before retraining."""
-        return self.history[0].held_out
-
-    @property
-    def after(self) -> Mapping[str, float]:
-        """Figures of the held-out samples with the weights that were kept."""
-        return self.history[self.best_epoch].held_out
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True)
@@ -362,29 +380,3 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The listener that does nothing."""
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it: "40 seconds", "12 minutes", "3.5 hours".
-
-    Example:
-        >>> duration(40), duration(700), duration(9000)
-        ('40 seconds', '12 minutes', '2.5 hours')
-    """
-    if seconds < 1.5:
-        return "a second"
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"
-
-
-def counted(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    Example:
-        >>> counted(1, "layer"), counted(20, "layer")
-        ('1 layer', '20 layers')
-    """
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
+from .errors import ArgumentError, InputError, shown
 
 LARGEST_TEXT = 16 << 20  # bytes of JSON; the report of a large network has one
 MOST_DIMENSIONS = 16
@@ -21,6 +21,13 @@ _SMALL = 256 << 20  # bytes that packed data may always grow to
 _LARGEST_RATIO = 100  # unpacked to packed, beyond that
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"))
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
+
+
+def as_path(given: object, name: str) -> Path:
+    """The path that an argument of this name gives."""
+    if isinstance(given, str | os.PathLike) and str(given).strip():
+        return Path(given)
+    raise ArgumentError(f"{name} is {shown(given)}; expected the path of a folder")
 
 
 def look(path: Path) -> os.stat_result | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .errors import ArgumentError
+from .errors import ArgumentError, shown
 
 SCHEMA = 1
 
@@ -225,8 +225,8 @@ def as_recipe(given: object, effort: object = "default") -> Recipe:
     if given is None:
         if isinstance(effort, str) and effort in EFFORTS:
             return EFFORTS[effort]
-        raise ArgumentError(f"effort is {effort!r}; expected 'fast', 'default' or 'best'")
+        raise ArgumentError(f"effort is {shown(effort)}; expected 'fast', 'default' or 'best'")
     named = {"default": DEFAULT, "paper": PAPER}
     if isinstance(given, str) and given in named:
         return named[given]
-    raise ArgumentError(f"recipe {given!r} is not known; expected 'default', 'paper' or a snows.Recipe")
+    raise ArgumentError(f"recipe {shown(given)} is not known; expected 'default', 'paper' or a snows.Recipe")

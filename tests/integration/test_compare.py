@@ -19,6 +19,7 @@ import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
 from snows.data import preparation
 from snows.evaluation.table import Comparison, ComparisonInterrupted, Row
+from snows.events import Event, Warned, Working
 from snows.masks.wanda import Wanda
 from tests.networks import example, make
 
@@ -105,6 +106,30 @@ def test_every_cell_is_a_row(found: Comparison) -> None:
     figures = snows.evaluate(by_hand.model, TEST, LABELS, MODEL)
     assert {key: getattr(rows[1], key) for key in figures} == figures
     assert rows[0].kl != rows[1].kl
+
+
+def test_a_listener_hears_which_network_is_made(tmp_path: Path) -> None:
+    compare(masks=("wanda",), out=tmp_path)
+    seen: list[Event] = []
+    found = compare(masks=("wanda", "magnitude"), out=tmp_path, progress=seen.append)
+    pieces = [event for event in seen if isinstance(event, Working)]
+    names = [row.name for row in found.pruned if row.mask == "magnitude"]
+    assert [(event.what, event.done, event.total) for event in pieces if not event.detail] == [
+        ("dense", 2, 4), (names[0], 2, 4), (names[1], 3, 4),
+    ]  # fmt: skip
+    assert (pieces[-1].what, pieces[-1].detail) == (names[1], "sweep 1/1  2")
+
+
+def test_a_listener_hears_each_warning_once() -> None:
+    seen: list[Event] = []
+    with pytest.warns(SnowsWarning, match="look unnormalized") as warned:
+        snows.compare(
+            make("conv-bn"), example("conv-bn", 8).abs() * 100, "2:4", "magnitude", test=example("conv-bn", 8),
+            recipe=QUICK, progress=seen.append,
+        )  # fmt: skip
+    words = [event.message for event in seen if isinstance(event, Warned) and event.times == 1]
+    assert words == [str(each.message) for each in warned]
+    assert len(set(words)) == len(words) > 0
 
 
 def test_without_test_samples() -> None:
@@ -357,6 +382,20 @@ def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
     (out / "settings.json").write_text("{")
     with pytest.raises(InputError, match="cannot read"):
         compare(out=out)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snows.evaluation.comparison.evaluate", lambda *_, **__: pytest.fail("the work began"))
+    (tmp_path / "file").write_text("mine")
+    for out, words in (
+        (tmp_path / "file" / "out", "file is no folder"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with pytest.raises(InputError, match=words):
+            compare(out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_cell_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,8 +51,9 @@ def test_segmentation(run) -> None:  # type: ignore[no-untyped-def]
 
 def test_language_model(run) -> None:  # type: ignore[no-untyped-def]
     library("transformers")
-    dense, masked, sparse = (float(line.split()[-1]) for line in run("language_model.py", "--steps", "40"))
-    assert dense < sparse < masked
+    dense, masked, sparse = (float(line.split()[-1]) for line in run("language_model.py", "--steps", "150"))
+    assert dense < 0.95 * masked  # a network that has learned nothing yet does not suffer from a mask
+    assert sparse < 0.95 * masked
 
 
 def test_readjust(run) -> None:  # type: ignore[no-untyped-def]

@@ -18,7 +18,6 @@ import pytest
 
 import snows
 from snows.events import EpochEnded, Event, LayerSolved
-from snows.listeners import Progress
 from snows.masks.magnitude import Magnitude
 from tests.networks import example, make
 
@@ -56,16 +55,13 @@ def compare(folder: Path | None) -> None:
 
 
 def sensitivity(folder: Path | None) -> None:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Progress, "advance", pressed)
-        snows.sensitivity(NET, SAMPLES, 0.5, progress=False)
+    snows.sensitivity(NET, SAMPLES, 0.5, progress=pressed)
 
 
 def bench(folder: Path | None) -> None:
-    with pytest.MonkeyPatch.context() as patched, TemporaryDirectory() as place:
+    with TemporaryDirectory() as place:
         saved = snows.prune(NET, SAMPLES, "2:4", solver=None, progress=False).save(f"{place}/pruned")
-        patched.setattr(Progress, "advance", pressed)
-        snows.bench(saved, make("conv-bn"), batches=[1], engines=[], device="cpu", progress=False)
+        snows.bench(saved, make("conv-bn"), batches=[1], engines=[], device="cpu", progress=pressed)
 
 
 @pytest.mark.parametrize(

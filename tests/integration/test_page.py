@@ -244,6 +244,21 @@ def test_the_page_of_a_sensitivity(
             assert title.startswith(f"{level.pattern}, {words}: error {error:.2%}")
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_headline_and_the_table_of_a_resnet_are_not_cut_off(browser: Any, tmp_path: Path, width: int) -> None:
+    layer = replace(STARTED.layers[2], name="layer2.0.downsample.0", shape=(64, 64, 3, 3), group=())
+    started = replace(STARTED, layers=(layer,), flops=62_400_000)
+    report = fold([started, solved(layer.name, solve=solve(outcome="all Newton steps taken")), FINISHED])
+    report.evaluation = [{"network": "dense", "top1": 0.9495}, {"network": "SNOWS (K=6)", "top1": 0.9465}]
+    report.to_html(tmp_path / "report.html")
+    opened = visit(browser, tmp_path / "report.html", width=width)
+    edge = "document.querySelector('.cards').getBoundingClientRect().right"
+    cards = "[...document.querySelectorAll('.card')].map(e => e.getBoundingClientRect().right)"
+    assert opened.page.evaluate(f"Math.max(...{cards}) <= {edge} + 1")
+    if width == 1280:  # on a phone the table may be moved
+        assert opened.page.evaluate("(e => e.scrollWidth <= e.clientWidth)(document.querySelector('#table .wide'))")
+
+
 def test_marks_are_where_their_values_are(open_page: Any) -> None:
     """Bars are as high as their values, from zero; a tenth of a loss is one step further down on the axis."""
     opened = open_page(run_of(NAMES, LOSSES))

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 import snows
 from snows import ArgumentError, CaptureError, InputError, SnowsWarning
-from snows.data.preparation import ONE_AT_A_TIME
+from snows.caller import ONE_AT_A_TIME
+from snows.events import LayerStarted
+from snows.results.journal import kept_solves
+from snows.solve import footprint
 
 X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
 RECIPE = snows.Recipe(sweeps=1, horizon=1, cg_steps=2, finish_steps=0)
@@ -135,6 +138,15 @@ def test_arguments_of_a_wrong_type(case: str) -> None:
         prune(**options)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "a/" * 3000, "file/state"])
+def test_a_resume_folder_that_cannot_be(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"^cannot (read|write to) .*(File name too long|Not a directory)"):
+        prune(resume=tmp_path / name)
+    with pytest.raises(InputError, match=r"^cannot read .*File name too long"):
+        kept_solves(tmp_path / ("x" * 300), "resume=DIR", "call")
+
+
 @pytest.mark.parametrize("name", ["settings.json", "layer"])
 def test_a_folder_in_place_of_a_resume_file(name: str, tmp_path: Path) -> None:
     prune(resume=tmp_path / "state")
@@ -172,18 +184,53 @@ def test_layers_without_elements_stay_dense(hidden: int, classes: int) -> None:
 
 
 class Branching(nn.Module):
-    def __init__(self) -> None:
+    """Another network from so many samples on."""
+
+    def __init__(self, size: int = 10) -> None:
         super().__init__()
-        self.inner = network()
+        self.inner, self.size = network(), size
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) if x.shape[0] < 10 else self.inner(x) * 2
+        return self.inner(x) if x.shape[0] < self.size else self.inner(x) * 2
 
 
 def test_a_branch_on_the_batch_size_is_noticed() -> None:
     with pytest.raises(CaptureError, match=r"does not give the model's own outputs on .* samples"):
         prune(Branching().eval())
     assert prune(Branching().eval(), X[:8]).report.sparsity == 0.5  # never more than 8 at a time
+
+
+BEYOND: dict[str, tuple[int, dict[str, Any]]] = {  # the micro-batch of 4
+    "effects": (6, {}),
+    "the last stage": (14, {"recipe": RECIPE.replace(finish_steps=2, finish_batch=32)}),
+    "its variances": (14, {"recipe": RECIPE.replace(finish_steps=2, finish_batch=4)}),
+    "gradients": (14, {"pattern": "0.5", "mask": "falcon"}),
+    "trials": (14, {"pattern": "0.5 measured", "layers": "*"}),
+    "moments": (14, {"pattern": "0.5 owl", "layers": "*"}),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_branches_are_noticed_at_every_size_that_is_used_and_before_the_work(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, options = BEYOND[case]
+    monkeypatch.setattr(footprint, "_MICRO_BATCH", {"cpu": 4})
+    events: list[snows.Event] = []
+    with pytest.raises(CaptureError, match="does not give the model's own outputs on"):
+        prune(Branching(size).eval(), progress=events.append, **options)
+    assert not any(isinstance(event, LayerStarted) for event in events)
+    assert prune(Branching(100).eval(), **options).report.sparsity == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_branch_on_the_batch_size_is_noticed_where_nothing_is_pruned() -> None:
+    words = "does not give the model's own outputs on"
+    with pytest.raises(CaptureError, match=words):
+        snows.sensitivity(Branching(14).eval(), X, ["2:4"], progress=False)
+    labels = torch.arange(24) % 2
+    with pytest.raises(CaptureError, match=words):
+        snows.linear_probe(Branching(20).eval(), X[:4], labels[:4], X, labels)
+    assert snows.linear_probe(Branching(20).eval(), X[:4], labels[:4], X, labels, batch=16) >= 0
 
 
 # Results that are not finite
@@ -218,6 +265,11 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     with torch.no_grad():
         result.model[4].bias[1] = torch.inf
     with pytest.raises(InputError, match=r"^the model's weights contain NaN or infinity \(in 4\.bias\)"):
+        result.save(tmp_path / "out")
+    result = prune(with_buffer(torch.tensor([1.0, -torch.inf])))  # an attention mask may have infinity
+    assert snows.verify(result.save(tmp_path / "masked"), result.model).ok
+    result.model.get_buffer("table")[0] = torch.nan
+    with pytest.raises(InputError, match=r"^the model's weights contain NaN or infinity \(in table\)"):
         result.save(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import sys
+import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -67,6 +69,38 @@ def test_the_fuzz_sees_a_traceback_and_a_file_elsewhere(tmp_path: Path, monkeypa
         ready.run(0, 1, "leaking")
     assert len(ready.failed) == 2
     assert len(list((tmp_path / "failures").glob("*/problem.txt"))) == 2
+
+
+def test_the_fuzz_sees_a_hang_and_memory_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bytes] = []
+
+    def hanging(case: object) -> None:
+        while True:
+            try:
+                time.sleep(60)
+            except Exception:  # as a careless reader would
+                continue
+
+    def endless(case: object) -> None:
+        while True:
+            sum(range(1000))
+
+    def growing(case: object) -> None:
+        kept.append(b"x" * (200 << 20))
+        raise snows.InputError("refused, but at a price")
+
+    def small(case: object) -> None:
+        raise snows.InputError("refused")
+
+    monkeypatch.setattr("fuzzing.run.TARGETS", {hanging: 1, endless: 1, growing: 1, small: 1})
+    with fuzzing(tmp_path / "failures", seconds_of_a_case=1, most_memory=100 << 20) as ready:
+        for number, name in enumerate(("small", "hanging", "endless", "growing", "small")):
+            ready.run(0, number, name)
+    kept.clear()
+    assert [kind.partition(" ")[0] for kind in ready.failed] == ["hanging", "endless", "growing"]
+    words = [path.read_text() for path in sorted((tmp_path / "failures").glob("*/problem.txt"))]
+    assert re.match(r"memory rose by \d+ MiB", words[1])
+    assert all(words[at].startswith("took more than 1 s") for at in (0, 2))
 
 
 def npz(path: Path, **members: bytes) -> str:

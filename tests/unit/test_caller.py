@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 import snows
 from snows.caller import own_surroundings
@@ -50,18 +51,26 @@ def test_random_numbers_of_a_run_are_not_the_callers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "there", "used"),
-    [("cuda", 1, ["cuda"]), ("cuda:1", 2, ["cuda:1"]), ("cuda:1", 1, []), ("cuda", 0, []), ("cpu", 2, [])],
+    ("device", "there", "cuda", "used", "seeded"),
+    [
+        ("cuda", 1, False, ["cuda"], [0]),
+        ("cuda:1", 2, False, ["cuda:1"], [0, 1]),
+        ("cuda:1", 1, False, [], []),
+        ("cuda", 0, False, [], []),
+        ("cpu", 2, False, [], []),
+        ("cpu", 2, True, [], [0, 1]),
+    ],
 )
 def test_a_run_has_its_gpu_as_the_current_one_and_random_states_are_put_back(
-    device: str, there: int, used: list[str], monkeypatch: pytest.MonkeyPatch
+    device: str, there: int, cuda: bool, used: list[str], seeded: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forked: list[str] = []
+    """Random states of all GPUs: torch.manual_seed seeds all. A run on a CPU does not start CUDA."""
+    forked: list[int] = []
     current: list[str] = []
 
     @contextmanager
-    def fork(devices: list[torch.device]) -> Iterator[None]:
-        forked.extend(map(str, devices))
+    def fork(devices: list[int]) -> Iterator[None]:
+        forked.extend(devices)
         yield
 
     @contextmanager
@@ -73,8 +82,9 @@ def test_a_run_has_its_gpu_as_the_current_one_and_random_states_are_put_back(
     monkeypatch.setattr(torch.random, "fork_rng", fork)
     monkeypatch.setattr(torch.cuda, "device", make_current)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    with own_surroundings(torch.device(device), lambda event: None):
-        assert (forked, current) == (used, used)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
+    with own_surroundings(torch.device(device)):
+        assert (forked, current) == (seeded, used)
     assert current == ([*used, "as before"] if used else [])
 
 
@@ -196,3 +206,58 @@ def test_an_error_filter_stops_prune() -> None:
         warnings.simplefilter("error", SnowsWarning)
         with pytest.raises(SnowsWarning, match="train mode"):
             snows.prune(model, torch.randn(8, 4), "2:4", progress=False)
+
+
+# Every verb
+
+
+def odd_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+
+
+class Noisy(Dataset[Tensor]):
+    """Samples with random views, as datasets have them."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Tensor:
+        return X[index] + 0.01 * torch.randn(8)
+
+
+X = torch.randn(24, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(24) % 3
+QUICK = snows.Recipe(horizon=0, sweeps=1)
+
+
+def bench(model: nn.Module, place: Path) -> None:
+    saved = snows.prune(model, X, "2:4", layers="2", solver=None, progress=False).save(place / "pruned")
+    snows.bench(saved, model, batches=[2], engines=[], device="cpu", progress=False)
+
+
+def retrain(model: nn.Module, place: Path) -> None:
+    pruned = snows.prune(model, X, "2:4", layers="2", solver=None, progress=False)
+    snows.retrain(pruned, Noisy(), teacher=model, held_out=DataLoader(Noisy(), 8), epochs=1, progress=False)
+
+
+VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
+    "prune": lambda model, _: snows.prune(model, Noisy(), "2:4", recipe=QUICK, progress=False),
+    "inspect": lambda model, _: snows.inspect(model, Noisy(), "2:4"),
+    "compare": lambda model, _: snows.compare(model, Noisy(), "2:4", "magnitude", test=X, recipe=QUICK, progress=False),
+    "sensitivity": lambda model, _: snows.sensitivity(model, Noisy(), 0.5, progress=False),
+    "linear_probe": lambda model, _: snows.linear_probe(model, X, Y, X, Y),
+    "bench": bench,
+    "retrain": retrain,
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_works_in_any_surroundings_and_leaves_them(verb: str, tmp_path: Path) -> None:
+    model = odd_model()
+    before = torch.get_rng_state()
+    with torch.no_grad(), torch.device("meta"):
+        VERBS[verb](model, tmp_path)
+        assert not torch.is_grad_enabled()
+        assert torch.get_default_device().type == "meta"
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in model.parameters())

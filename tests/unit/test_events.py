@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import snows
-from snows.events import CGStep, Event, LayerSolved, LayerStarted, TimeEstimated, duration
+from snows.events import CGStep, Event, LayerSolved, LayerStarted, TimeEstimated
+from snows.words import duration
 from tests.networks import example, make
 
 

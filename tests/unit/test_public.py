@@ -37,7 +37,7 @@ FLAGS = {
     ],
     "inspect": [
         "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--effort", "--samples",
-        "--device", "--memory", "--json", "--quiet", "--config", "--debug",
+        "--device", "--memory", "--world-size", "--json", "--quiet", "--config", "--debug",
     ],
     "compare": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",
@@ -54,7 +54,8 @@ FLAGS = {
     "retrain": [
         "--out", "--data", "--samples", "--model", "--teacher", "--teacher-weights", "--held-out", "--epochs",
         "--batch", "--lr", "--lr-decay", "--lr-decay-every", "--momentum", "--weight-decay", "--crop", "--flip",
-        "--amp", "--compact", "--force", "--resume", "--device", "--seed", "--json", "--quiet", "--config", "--debug",
+        "--amp", "--compact", "--force", "--resume", "--device", "--seed", "--events", "--tensorboard", "--live",
+        "--json", "--quiet", "--config", "--debug",
     ],
     "verify": ["--model", "--json", "--quiet", "--debug"],
     "bench": [

@@ -71,6 +71,9 @@ MemoryOption = Annotated[
         show_default=False,
     ),
 ]
+WorldSizeOption = Annotated[
+    int, typer.Option("--world-size", help="Plan for so many processes that share the samples; see torchrun.", min=1)
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides the order of the samples and all random numbers.")]
 
 # How to prune
@@ -221,15 +224,17 @@ EventsOption = Annotated[
 TensorBoardOption = Annotated[
     Path | None,
     typer.Option(
-        "--tensorboard", help="A folder for TensorBoard: losses, time and memory of every layer.", show_default=False
+        "--tensorboard",
+        help="A folder for TensorBoard: losses, time and memory of every layer, figures of every epoch.",
+        show_default=False,
     ),
 ]
 LiveOption = Annotated[
     bool,
     typer.Option(
         "--live",
-        help="Write the report anew after every layer, for a browser: DIR-live.html beside the folder of --out, else "
-        "snows-live.html.",
+        help="Write the report anew after every layer or epoch, for a browser: DIR-live.html beside the folder of "
+        "--out, else snows-live.html.",
     ),
 ]
 

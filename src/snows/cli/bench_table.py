@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from ..events import counted
 from ..graph.flops import FlopCount
+from ..words import counted
 from .tables import flops_line
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import one_line, printable
-from ..events import counted
+from ..errors import as_line, one_line, printable
 from ..results.figures import is_share, measure_title
+from ..words import counted
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -107,7 +107,11 @@ def print_comparison(found: Comparison, as_json: bool, markdown: bool, quiet: bo
         console.print(f"{found.reused} of {len(found.pruned)} were there already.")
 
 
-def print_retraining(report: Report, out: Path) -> None:
+def print_retraining(report: Report, out: Path, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(report.to_json())
+    if as_json or quiet:
+        return
     console = make_console()
     if report.evaluation:
         console.print(evaluation_table(report.evaluation, None))
@@ -246,6 +250,10 @@ def say(text: str) -> None:
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """A text is one line: a name with a line break in it cannot look like a line of ours."""
+        super().print(*(as_line(given) if isinstance(given, str) else given for given in objects), **options)
+
     def render_str(self, text: str, **options: Any) -> Text:
         """All text that is printed, cells of tables included."""
         return super().render_str(printable(text), **options)

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..events import Listener
 from ..listeners import EventsFile, LivePage, TensorBoard
 from ..results.files import next_to
 
+if TYPE_CHECKING:
+    from ..results.report import Report
+
 
 def listeners_of(
-    events: Path | None, tensorboard: Path | None, live: bool, out: Path | None, quiet: bool
+    events: Path | None,
+    tensorboard: Path | None,
+    live: bool,
+    out: Path | None,
+    quiet: bool,
+    report: Report | None = None,
 ) -> list[Listener]:
-    """Opened before the work begins, so that a wrong path costs no time. Says where the live page is."""
+    """Opened before the work begins, so that a wrong path costs no time. Says where the live page is.
+
+    The page goes on from the report, if there is one.
+    """
     listeners: list[Listener] = []
     if events is not None:
         listeners.append(EventsFile(events))
@@ -22,7 +34,7 @@ def listeners_of(
     if live:
         page = Path("snows-live.html") if out is None else next_to(out, "-live.html")
         page.parent.mkdir(parents=True, exist_ok=True)
-        listeners.append(LivePage(page))
+        listeners.append(LivePage(page, report))
         if not quiet:
             print(f"open in a browser to follow the run: {page.resolve().as_uri()}", file=sys.stderr)
     return listeners

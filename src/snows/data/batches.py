@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import InputError
+from ..errors import ArgumentError, InputError
 from .tensors import is_8_bit_float, unusable
 
 LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
@@ -39,6 +39,8 @@ def calls(data: Any, model: nn.Module, labels: Any = None, batch: int = 256) -> 
     batch   samples in one call at most, where the data can be cut
     """
     signature = inspect.signature(model.forward)
+    if labels is not None:
+        _check_labels(labels)
     first = 0
     for given in batches_of(data, "evaluation", batch):
         own = labels_of(given)
@@ -55,6 +57,15 @@ def calls(data: Any, model: nn.Module, labels: Any = None, batch: int = 256) -> 
         raise InputError(f"there are {first} samples and {len(labels)} labels")
     if not first:
         raise InputError("there are no samples to evaluate on")
+
+
+def _check_labels(labels: object) -> None:
+    """A table of labels, one row for each sample."""
+    problem = unusable(labels) if isinstance(labels, Tensor) else None
+    rows = has_rows(labels) or isinstance(labels, list | tuple) or hasattr(labels, "__array__")
+    if not rows or problem is not None:
+        what = f"a tensor that is {problem}" if problem is not None else f"a {type(labels).__name__}"
+        raise ArgumentError(f"labels are {what}; expected a tensor with one row for each sample")
 
 
 def _cut(call: Call, size: int) -> Iterator[Call]:

@@ -14,7 +14,6 @@ weights are the reference.
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,20 +25,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
-from ..caller import cpu_by_default, free_in_children
+from ..caller import ONE_AT_A_TIME, cpu_by_default
 from ..devices.device import as_device, device_of, move, require_usable_device
 from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
+from .dataset import can_be_shared, read_in_shares
 from .samples import Samples, read_samples
+from .tensors import spoilt
 from .usable import require_usable
 from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
-
-# Capture, attention kernels, warnings and random states belong to the process, not to a thread.
-ONE_AT_A_TIME = threading.RLock()
-free_in_children(ONE_AT_A_TIME)
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Prepared:
     own_masks: dict[str, OwnMask]
     dtypes: dict[str, torch.dtype]
 
-    def compare_at_sizes(self, largest: int) -> None:
+    def compare_at_sizes(self, largest: int, samples: Samples | None = None) -> None:
         """Compare the graph with the model up to this batch size, where forward depends on it."""
-        compare_at_sizes(self.model, self.graph, largest, self.samples.call_arguments)
+        compare_at_sizes(self.model, self.graph, largest, (samples or self.samples).call_arguments)
 
     def take_dense(self, names: Iterable[str]) -> None:
         """Give these layers their dense weights back, if the model came with them."""
@@ -112,27 +109,35 @@ def capturing_once(model: nn.Module) -> Iterator[None]:
 
 
 def prepare(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
+    model: nn.Module,
+    calibration: Any,
+    device: torch.device | str | None,
+    seed: int,
+    with_labels: bool = False,
+    in_shares: bool = False,
 ) -> Prepared:
-    """Copy the model, read and shuffle the samples, capture the network."""
+    """Copy the model, read and shuffle the samples, capture the network.
+
+    `in_shares`: a sample of a Dataset is only read when it is needed, as each of several ranks needs its share.
+    """
     require_usable(model)
     require_usable_device(device_of(model, device))
     with cpu_by_default():
-        return _prepare_once(model, calibration, device, seed, with_labels)
+        return _prepare_once(model, calibration, device, seed, with_labels, in_shares)
 
 
 def _prepare_once(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
 ) -> Prepared:
     """From the memory, inside `capturing_once`."""
     memory = _MEMORY.get()
     if memory is None or memory.model is not model:
-        return _prepare(model, calibration, device, seed, with_labels)
-    key = (id(calibration), str(device), seed, with_labels)
+        return _prepare(model, calibration, device, seed, with_labels, in_shares)
+    key = (id(calibration), str(device), seed, with_labels, in_shares)
     if key not in memory.remembered:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SnowsWarning)
-            prepared = _prepare(model, calibration, device, seed, with_labels)
+            prepared = _prepare(model, calibration, device, seed, with_labels, in_shares)
         memory.remembered[key] = _Remembered(prepared, caught, calibration)
     known = memory.remembered[key]
     for warning in known.caught:  # every run is warned, not only the first
@@ -141,13 +146,15 @@ def _prepare_once(
 
 
 def _prepare(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
 ) -> Prepared:
     work, own_masks, dtypes = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
-    samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
+    in_shares = in_shares and not with_labels and can_be_shared(calibration)
+    read = read_in_shares(calibration, model) if in_shares else read_samples(calibration, model, with_labels)
+    samples = read.shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
     return Prepared(work, graph, samples, first.device, own_masks, dtypes)
@@ -175,7 +182,7 @@ def _working_copy(
     model: nn.Module, device: torch.device | None
 ) -> tuple[nn.Module, dict[str, OwnMask], dict[str, torch.dtype]]:
     """A copy in eval mode, in float32 or float64, without gradients; the masks it came with; the dtypes it had."""
-    bad = [n for n, p in model.named_parameters() if p.is_floating_point() and not p.detach().isfinite().all()]
+    bad = spoilt(model)
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
     if model.training:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..devices.device import placed
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..devices.distributed.ranks import Ranks
+from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
 _READ_AT_ONCE = 256
@@ -50,6 +51,18 @@ class Samples:
         """The leaves of the samples from `start` to `stop`, in the wanted place."""
         return [self._in_place(leaf) for leaf in self._select(slice(start, stop))]
 
+    def at(self, indices: Tensor) -> list[Any]:
+        """The leaves of some samples, in any order, in the wanted place."""
+        return [self._in_place(leaf) for leaf in self._select(indices)]
+
+    def at_shared(self, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+        """The same for several ranks, which share the samples in pieces. All of them ask for the same samples."""
+        return self.at(indices)
+
+    def stored(self, index: int) -> list[Any]:
+        """The leaves of one sample as they were given, and its label."""
+        return [*self._select(slice(index, index + 1)), None if self.labels is None else self.labels[index]]
+
     def split(self, count: int) -> tuple[Samples, Samples]:
         """The first `count` samples, and the others."""
         return self._part(slice(0, count), count), self._part(slice(count, self.count), self.count - count)
@@ -79,7 +92,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """One batch of the user's data."""
 
     leaves: list[Any]
@@ -90,7 +103,23 @@ class _Batch:
 
 def check_seed(seed: object) -> None:
     if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
-        raise ArgumentError(f"seed is {seed!r}; expected a whole number of at most 64 bits")
+        raise ArgumentError(f"seed is {shown(seed)}; expected a whole number of at most 64 bits")
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ArgumentError(f"{name} is {shown(value)}; expected a whole number of at least {least}")
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is {shown(value)}; expected True or False")
+
+
+def check_labels(labels: object) -> None:
+    """The word that says where labels come from."""
+    if not (isinstance(labels, str) and labels in ("model", "given")):
+        raise ArgumentError(f"labels is {shown(labels)}; expected 'model' or 'given'")
 
 
 def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: str = "calibration") -> Samples:
@@ -100,9 +129,9 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     the samples are for is said in messages.
     """
     signature = inspect.signature(model.forward)
-    batches: list[_Batch] = []
+    batches: list[Batch] = []
     for given in batches_of(data, what, _READ_AT_ONCE):
-        batch = _read_batch(given, signature, with_labels, what)
+        batch = read_batch(given, signature, with_labels, what)
         if batches and batch.spec != batches[0].spec:
             raise InputError(f"{what} batches differ in their structure; expected the same keys and types in each")
         batches.append(batch)
@@ -112,15 +141,15 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     leaves = [_join(column, what) for column in zip(*(batch.leaves for batch in batches), strict=True)]
     labels = [batch.labels for batch in batches if batch.labels is not None]
     samples = Samples(leaves, batches[0].spec, count, torch.cat(labels) if with_labels else None)
-    _check_values(samples, what)
+    check_values(samples, what)
     return samples
 
 
-def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:
+def read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> Batch:
     leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, what))
     require_usable(leaves, what)
     count = sample_count(leaves, f"a {what} batch of type {type(batch).__name__}")
-    return _Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
+    return Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
 
 
 def _labels(batch: Any, count: int, kind: str) -> Tensor:
@@ -149,7 +178,7 @@ def _join(column: tuple[Any, ...], what: str) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # a single batch may be large: no copy
 
 
-def _check_values(samples: Samples, what: str) -> None:
+def check_values(samples: Samples, what: str) -> None:
     for leaf in samples.leaves:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
             continue

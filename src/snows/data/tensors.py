@@ -70,6 +70,14 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.float() if is_8_bit_float(tensor) else tensor
 
 
+def spoilt(model: nn.Module) -> list[str]:
+    """Names of parameters that are not finite, and of saved buffers with NaN (attention masks may be infinite)."""
+    floats = (item for item in model.named_parameters() if item[1].is_floating_point())
+    bad = [name for name, parameter in floats if not widened(parameter.detach()).isfinite().all()]
+    saved, buffers = model.state_dict().keys(), model.named_buffers()
+    return bad + [name for name, buffer in buffers if name in saved and widened(buffer).isnan().any()]
+
+
 def misfit(tensor: Tensor, target: Tensor, mask: bool) -> str | None:
     """Why a tensor cannot be stored in the type of another one as it is, but for the rounding of floats.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import InputError
+from ..errors import ArgumentError, InputError
 from .tensors import is_8_bit_float, unusable
 
 _WRAPPERS = {  # classes that call another module, and their attribute that holds it
@@ -18,8 +18,14 @@ _WRAPPERS = {  # classes that call another module, and their attribute that hold
 _COMPILED = "_orig_mod"  # of what torch.compile returns; its class is not imported, as that takes a second
 
 
+def require_module(model: object, name: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"{name} is a {type(model).__name__}; expected an nn.Module")
+
+
 def require_usable(model: nn.Module) -> None:
     """Refuse wrappers, modules of torch.jit, and parameters or buffers that hold no numbers."""
+    require_module(model, "model")
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(

@@ -6,9 +6,11 @@ All of it happens on the current device, which is that of the run (`caller.curre
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 T = TypeVar("T")
 
@@ -46,6 +48,46 @@ class Replayed(Generic[T]):
             raise
         except RuntimeError:  # some operation reads a value back from the device
             self._replays = False
+
+
+class ReplayedOn(Generic[T]):
+    """The same for a function of inputs: tensors, and anything else, in nested lists, tuples and dicts.
+
+    The first inputs are copied, and those of later calls into the same memory. For inputs of another form (other shapes
+    or types, or other values that are no tensors) the function is called as it is.
+    """
+
+    def __init__(self, function: Callable[[Any], T], device: torch.device) -> None:
+        self._function, self._device = function, device
+        self._replayed: Replayed[T] | None = None
+        self._leaves: list[Any] = []
+        self._spec: pytree.TreeSpec | None = None
+
+    def __call__(self, inputs: Any) -> T:
+        leaves, spec = pytree.tree_flatten(inputs)
+        if self._replayed is None:
+            self._leaves, self._spec = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
+            self._replayed = _on(self._function, pytree.tree_unflatten(self._leaves, spec), self._device)
+        if spec != self._spec or not _alike(leaves, self._leaves):
+            return self._function(inputs)
+        for own, new in zip(self._leaves, leaves, strict=True):
+            if isinstance(own, Tensor):
+                own.copy_(new)
+        return self._replayed()
+
+
+def _on(function: Callable[[Any], T], inputs: Any, device: torch.device) -> Replayed[T]:
+    """It holds nothing else: a cycle of references would keep memory until the garbage collector comes round."""
+    return Replayed(lambda: function(inputs), device)
+
+
+def _alike(leaves: list[Any], others: list[Any]) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else a is b or a == b
+        for a, b in zip(leaves, others, strict=True)
+    )
 
 
 def on_side_stream(function: Callable[[], T]) -> T:

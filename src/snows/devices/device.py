@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..errors import ArgumentError, InputError, first_line
+from ..errors import ArgumentError, InputError, first_line, shown
 
 _UNUSABLE = {
     "meta": "holds no values",
@@ -21,7 +21,7 @@ def as_device(device: torch.device | str | None) -> torch.device | None:
     try:
         known = None if device is None else torch.device(device)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError(f"device {device!r} is not known; expected 'cpu', 'cuda' …") from error
+        raise ArgumentError(f"device {shown(device)} is not known; expected 'cpu', 'cuda' …") from error
     if known is not None and known.type in _UNUSABLE:
         raise ArgumentError(f"the device {known.type} {_UNUSABLE[known.type]}; expected 'cpu', 'cuda' …")
     return known
@@ -42,7 +42,7 @@ def best_device() -> torch.device:
 def require_usable_device(device: torch.device) -> None:
     """Refuse to work on a model where it is, if that device cannot be used."""
     if device.type in _UNUSABLE:
-        raise InputError(f"the model is on {device}, and {device.type} {_UNUSABLE[device.type]}; give device='cpu'")
+        raise InputError(f"the model is on {device}, and {device.type} {_UNUSABLE[device.type]}; give model.cpu()")
 
 
 def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | None = None) -> nn.Module:

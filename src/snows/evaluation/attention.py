@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
+from ..data.usable import require_module
+from ..devices.device import device_of
 from ..errors import InputError
 from ..graph import Graph
 from ..graph.operators import Family, is_attention, operator_of, softmax_of
@@ -49,7 +52,9 @@ def attention_map(model: nn.Module, image: Tensor) -> Tensor:
         >>> snows.attention_map(Tiny().eval(), torch.randn(3, 16, 24)).shape
         torch.Size([2, 4, 6])
     """
-    (found,) = attention_of(model, [image])
+    require_module(model, "model")
+    with own_surroundings(device_of(model)):
+        (found,) = attention_of(model, [image])
     return found
 
 
@@ -62,6 +67,7 @@ def attention_of(model: nn.Module, images: Iterable[Tensor]) -> Iterator[Tensor]
             raise InputError(f"the image has shape {tuple(image.shape)}; expected one: channels x height x width")
         if prepared is None:
             prepared = prepare(model, batch, None, seed=0)
+            prepared.compare_at_sizes(1)
         (example,) = prepared.samples.rows(0, 1)
         attentions = [node for node in prepared.graph.nodes if is_attention(node)]
         if not attentions:

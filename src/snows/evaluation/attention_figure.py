@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
+from ..results.files import write_or_rescue
 from .attention import attention_of
 
 if TYPE_CHECKING:
@@ -42,7 +44,8 @@ def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:
     """Write a PNG: one row for each image, which comes first. The maps of one image share their colors.
 
     Raises:
-        InputError: matplotlib is not installed, or the file cannot be written.
+        InputError: matplotlib is not installed, or the file cannot be written: then it is in a temporary folder,
+            which the message names.
     """
     columns = 1 + len(maps)
     figure = drawing_library()(figsize=(_INCHES * columns, _INCHES * len(images)), layout="constrained")
@@ -56,10 +59,9 @@ def draw(maps: Mapping[str, list[Tensor]], images: Tensor, path: Path) -> None:
         axes[0, place].set_title(name, fontsize=11)
     for part in axes.flat:
         part.set_axis_off()
-    try:
-        figure.savefig(path, dpi=_DOTS)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from error
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=_DOTS, format="png")
+    write_or_rescue(path, picture.getvalue())
 
 
 def _brightest(maps: list[Tensor]) -> float:

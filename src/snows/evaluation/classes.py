@@ -10,6 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..data.batches import Call, calls
+from ..data.samples import check_count
+from ..data.tensors import unusable
+from ..data.usable import require_module
 from ..errors import ArgumentError, InputError
 from .language import language_figures, predicts_tokens, windows_of
 from .metrics import Metric, measured
@@ -69,6 +72,10 @@ def evaluate(
         >>> snows.evaluate(model, loader, metric=squared_error)
         {'squared_error': 0.0}
     """
+    require_module(model, "model")
+    check_count("batch", batch)
+    if not (dense is None or isinstance(dense, nn.Module) or (isinstance(dense, Tensor) and unusable(dense) is None)):
+        raise ArgumentError(f"dense is a {type(dense).__name__}; expected an nn.Module, or a tensor of its scores")
     if metric is not None:
         if dense is not None:
             raise ArgumentError("metric and dense are both given; expected one of them: a metric judges by itself")
@@ -164,6 +171,12 @@ def _against_labels(outputs: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def _against_dense(outputs: Tensor, expected: Tensor) -> dict[str, float]:
+    if outputs.shape != expected.shape or not expected.is_floating_point():
+        raise InputError(
+            f"the dense scores are {expected.dtype} of shape {tuple(expected.shape)}; the network's are of shape "
+            f"{tuple(outputs.shape)}"
+        )
+    expected = expected.to(outputs)
     log_q, log_p = outputs.log_softmax(1), expected.log_softmax(1)
     return {
         "agreement": float((outputs.argmax(1) == expected.argmax(1)).double().mean()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,21 +16,23 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
-from ..caller import Stoppable
+from ..caller import Stoppable, own_surroundings
 from ..data.preparation import capturing_once, prepare
-from ..data.samples import read_samples
-from ..devices.device import device_of
+from ..data.samples import check_flag, check_labels, check_seed, read_samples
+from ..data.usable import require_module
+from ..devices.device import as_device, device_of
+from ..devices.distributed.group import apart, current_ranks
+from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
-from ..events import DistillStep, Event, LayerStarted
-from ..listeners.base import Progress
-from ..listeners.progress import open_progress
+from ..events import DistillStep, Event, LayerStarted, Listener, Working
+from ..listeners.progress import Listeners, listening
 from ..patterns import PatternRules
 from ..plan import Names, as_names, make_plan
+from ..reading import as_path
 from ..recipe import Effort, Recipe, as_recipe
-from ..results.folder import Folder, digest
+from ..results.folder import Folder, digest, versions
 from ..results.report import finite
-from ..version import __version__
 from .cells import Cell, plan_cells
 from .classes import evaluate, reference
 from .table import Comparison, ComparisonInterrupted, Row, kept_networks
@@ -59,12 +61,12 @@ def compare(
     permute: bool = False,
     memory: int | str | None = None,
     out: str | Path | None = None,
-    progress: bool = True,
+    progress: Listeners = True,
 ) -> Comparison:
     """Prune with every mask to every pattern, without and with SNOWS, and put the networks side by side.
 
     Args:
-        model, layers, exclude, horizon, recipe, effort, device, seed, permute, memory: As for `snows.prune`.
+        model, layers, exclude, horizon, recipe, effort, device, seed, permute, memory, progress: As for `snows.prune`.
         calibration: As for `snows.prune`. It is read once, so all networks see the same samples.
         patterns: One pattern or a list of them, each as for `snows.prune`.
         masks: One mask, a list, or {name: mask}, each as for `snows.prune`. Complete masks take no pattern.
@@ -74,7 +76,6 @@ def compare(
             the calibration data.
         out: A folder that keeps every finished network's figures. The same call continues where it was stopped, also
             with more patterns and masks. A folder made with other settings is refused.
-        progress: Whether to show a progress bar on standard error.
 
     Returns:
         A row of figures for each network, the dense one first. A network that cannot be made is a row with its error,
@@ -99,6 +100,8 @@ def compare(
     if horizon is not None:
         chosen = chosen.replace(horizon=horizon)
     _check_arguments(model, test, test_labels, labels)
+    check_seed(seed)
+    check_flag("permute", permute)
     if test is None:
         warnings.warn(
             "there are no test samples: only sparsity, time and memory are compared; "
@@ -108,16 +111,21 @@ def compare(
         )
     options: dict[str, Any] = {
         "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
-        "labels": labels, "device": device, "seed": seed, "permute": permute, "memory": as_bytes(memory),
+        "labels": labels, "device": as_device(device), "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
-    task = _Task(model, _read_once(calibration), test, test_labels, options)
-    table = _open_table(task, cells, out)
-    with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")), capturing_once(model):
-        try:
-            task.check_fit([cell.pattern for cell in table.pending])
-            _fill(table, task, progress)
-        except KeyboardInterrupt:
-            raise ComparisonInterrupted(table.comparison()) from None
+    place, ranks = device_of(model, device), current_ranks()
+    shown = progress if ranks.is_first else False
+    with listening(shown, "dense") as notify, own_surroundings(place, notify), capturing_once(model):
+        task = _Task(model, _read_once(calibration), test, test_labels, options)
+        table = _open_table(task, cells, out, ranks)
+        with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")):
+            try:
+                task.check_fit([cell.pattern for cell in table.pending])
+                if table.folder is not None:
+                    table.folder.require_writable()
+                _fill(table, task, notify, ranks)
+            except KeyboardInterrupt:
+                raise ComparisonInterrupted(table.comparison()) from None
     table.write()
     return table.comparison()
 
@@ -149,7 +157,7 @@ class _Task:
             **self.options,
             "recipe": dataclasses.asdict(self.options["recipe"]),
             "device": torch.cuda.get_device_name(device) if on_cuda else str(device),
-            "versions": {"snows": __version__, "torch": str(torch.__version__)},
+            "versions": versions(),
         }
 
     def check_fit(self, patterns: list[Any]) -> None:
@@ -157,21 +165,21 @@ class _Task:
         if not patterns:
             return
         options = self.options
-        with _without_warnings(), torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        with _without_warnings():
             with_labels = options["labels"] == "given"
             graph = prepare(self.model, self.data, options["device"], options["seed"], with_labels).graph
             for pattern in patterns:
                 rules = None if pattern is None else PatternRules.parse(pattern)
                 make_plan(graph, rules, 0, options["layers"], options["exclude"])
 
-    def run(self, cell: Cell, bar: Progress) -> Row:
-        """Make one network. A failure is a row, too."""
+    def run(self, cell: Cell, working: Callable[[str], None]) -> Row:
+        """Make one network, and say where it is. A failure is a row, too."""
 
         def describe(event: Event) -> None:
             if isinstance(event, LayerStarted | DistillStep):
-                bar.describe(f"{cell.row.name}: {event}")
+                working(str(event))
 
-        bar.describe(cell.row.name)
+        working("")
         solver: Literal["newton"] | None = "newton" if cell.snows else None
         try:
             result = prune(
@@ -231,23 +239,37 @@ class _Table:
             self.folder.write("comparison.md", self.comparison().to_markdown())
 
 
-def _open_table(task: _Task, cells: list[Cell], out: str | Path | None) -> _Table:
+def _open_table(task: _Task, cells: list[Cell], out: str | Path | None, ranks: Ranks) -> _Table:
+    """Only the first of several ranks has the folder."""
     settings = task.settings()
-    folder = None if out is None else Folder(Path(out), settings)
-    rows = {} if folder is None else _finished(folder, cells)
+    folder = None if out is None or not ranks.is_first else Folder(as_path(out, "out"), settings)
+    rows = ranks.from_first(lambda: {} if folder is None else _finished(folder, cells))
     return _Table(settings, cells, [cell for cell in cells if cell.file not in rows], rows, folder)
 
 
-def _fill(table: _Table, task: _Task, progress: bool) -> None:
-    """Evaluate the dense network, then make every pending one."""
-    done = len(table.cells) - len(table.pending)
-    with open_progress("dense", len(table.cells), done, shown=progress) as bar:
-        if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
-            table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
-        for cell in table.pending:
-            row = _with_drop(task.run(cell, bar), table.rows[_DENSE])
-            table.add(cell.file, row, cell.source)
-            bar.advance()
+def _fill(table: _Table, task: _Task, notify: Listener, ranks: Ranks) -> None:
+    """Evaluate the dense network, then make every pending one. Of several ranks each makes one at a time."""
+    total = len(table.cells)
+    reused = total - len(table.pending)
+    notify(Working("dense", reused, total))
+    if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
+        table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
+    for first in range(0, len(table.pending), ranks.size):
+        cells = table.pending[first : first + ranks.size]
+        own = _made(task, cells[ranks.rank], notify, reused + first, total) if ranks.rank < len(cells) else None
+        for cell, row in zip(cells, ranks.gathered(own), strict=False):
+            assert row is not None  # as many ranks made a row as there are cells
+            table.add(cell.file, _with_drop(row, table.rows[_DENSE]), cell.source)
+
+
+def _made(task: _Task, cell: Cell, notify: Listener, done: int, total: int) -> Row:
+    """The row of a cell, made by this rank alone."""
+
+    def working(detail: str) -> None:
+        notify(Working(cell.row.name, done, total, detail))
+
+    with apart():
+        return task.run(cell, working)
 
 
 def _finished(folder: Folder, cells: list[Cell]) -> dict[str, Row]:
@@ -283,16 +305,14 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
-def _check_arguments(model: Any, test: Any, test_labels: Any, labels: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
+def _check_arguments(model: Any, test: Any, test_labels: Any, labels: object) -> None:
+    require_module(model, "model")
     for name, value in (("test", test), ("test_labels", test_labels)):
         if value is not None and not isinstance(value, Tensor):
             raise ArgumentError(f"{name} is a {type(value).__name__}; expected a tensor, or nothing")
     if test is None and test_labels is not None:
         raise ArgumentError("test_labels are given without test; expected the samples they belong to")
-    if labels not in ("model", "given"):
-        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+    check_labels(labels)
 
 
 def _read_once(calibration: Any) -> Any:

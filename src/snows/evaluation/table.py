@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..events import counted
+from ..words import counted
 
 SCHEMA = 1
 

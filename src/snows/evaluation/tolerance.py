@@ -13,23 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from ..caller import Stoppable, own_surroundings
-from ..data.preparation import ONE_AT_A_TIME, prepare
-from ..data.samples import Samples
+from ..data.preparation import prepare
+from ..data.samples import Samples, check_labels, check_seed
+from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, shown
+from ..events import Working
 from ..graph import Graph, Layer
-from ..listeners.base import Progress
-from ..listeners.progress import open_progress
+from ..listeners.progress import Listeners, listening
 from ..masks.trials import Effect, Trial, Trials, judged_samples
 from ..patterns import Pattern, PatternRules, Unstructured, parse_pattern
 from ..patterns.budgets import refits
 from ..patterns.curves import KIND, SCHEMA, Curves
 from ..plan import Names, as_names, make_plan
 from ..results.files import write_or_rescue, write_whole
+from ..results.folder import versions
 from ..results.report import finite
-from ..version import __version__
 
 PATTERNS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, "2:4", "1:4")
 _JUDGED_SHARE = 4  # a quarter of the samples at most
@@ -151,7 +152,7 @@ def sensitivity(
     device: torch.device | str | None = None,
     seed: int = 0,
     memory: int | str | None = None,
-    progress: bool = True,
+    progress: Listeners = True,
 ) -> Sensitivity:
     """Prune each layer alone to several patterns, and measure what that does to the network.
 
@@ -160,12 +161,11 @@ def sensitivity(
     quarters of the samples or more serve to re-adjust, the others to measure.
 
     Args:
-        model, layers, exclude, device, seed, memory: As for `snows.prune`.
+        model, layers, exclude, device, seed, memory, progress: As for `snows.prune`.
         calibration: As for `snows.prune`. A few hundred samples are enough.
         patterns: One pattern or a list of them: sparsities and N:M. A layer is not measured with a pattern that it
             cannot take.
         labels: "given": the accuracy is measured, too, with the labels of the calibration batches.
-        progress: Whether to show a progress bar on standard error.
 
     Returns:
         A `Sensitivity`: figures for every layer and pattern; `pattern` makes a budget of them, `save` a file.
@@ -182,27 +182,28 @@ def sensitivity(
         >>> [layer.level("2:4").sparsity for layer in found.layers]
         [0.5, 0.5]
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
-    if labels not in ("model", "given"):
-        raise ArgumentError(f"labels is {labels!r}; expected 'model' or 'given'")
+    require_module(model, "model")
+    check_labels(labels)
+    check_seed(seed)
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
-    budget = as_bytes(memory)
-    with Stoppable(), ONE_AT_A_TIME, own_surroundings(device_of(model, device), lambda event: None):
+    budget, place = as_bytes(memory), device_of(model, device)
+    with Stoppable(), listening(progress, "measuring") as notify, own_surroundings(place, notify):
         prepared = prepare(model, calibration, device, seed, labels == "given")
         graph = prepared.graph
         chosen = _layers_to_try(graph, tried, *names)
         limits = memory_limits(prepared.device, budget)
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
-        bar = open_progress("measuring", len(chosen), shown=progress)
-        with bar, working_within(limits.choosing):
-            found = tuple(_measured(trial, tried, bar) for trial in trials)
+        prepared.compare_at_sizes(trials.at_once)
+        found: list[LayerSensitivity] = []
+        with working_within(limits.choosing):
+            for trial in trials:
+                notify(Working(trial.layer.name, len(found), len(chosen)))
+                found.append(_measured(trial, tried))
         accuracy = trials.dense_accuracy
-    versions = {"snows": __version__, "torch": str(torch.__version__)}
     texts = tuple(str(pattern) for pattern in tried)
-    return Sensitivity(type(model).__name__, found, texts, fitted.count, judged.count, accuracy, versions)
+    return Sensitivity(type(model).__name__, tuple(found), texts, fitted.count, judged.count, accuracy, versions())
 
 
 def _tried(patterns: Any) -> list[Pattern]:
@@ -210,7 +211,7 @@ def _tried(patterns: Any) -> list[Pattern]:
     parsed = [parse_pattern(given) for given in several]
     found = {str(pattern): pattern for pattern in parsed if pattern is not None}
     if not found:
-        raise ArgumentError(f"patterns is {patterns!r}; expected some, such as [0.5, 0.9, '2:4']")
+        raise ArgumentError(f"patterns is {shown(patterns)}; expected some, such as [0.5, 0.9, '2:4']")
     return list(found.values())
 
 
@@ -232,16 +233,14 @@ def _split(graph: Graph, samples: Samples) -> tuple[Samples, Samples]:
     return samples.split(samples.count - judged)
 
 
-def _measured(trial: Trial, tried: Sequence[Pattern], bar: Progress) -> LayerSensitivity:
+def _measured(trial: Trial, tried: Sequence[Pattern]) -> LayerSensitivity:
     layer = trial.layer
-    bar.describe(layer.name)
     taken = [pattern for pattern in tried if pattern.refusal(layer.shape) is None]
     masks = [pattern.best_mask(trial.weight.abs()) for pattern in taken]
     levels = [
         _level(trial, pattern, mask, refitted)
         for pattern, mask, refitted in zip(taken, masks, refits(trial.weight, trial.gram, masks), strict=True)
     ]
-    bar.advance()
     return LayerSensitivity(layer.name, layer.parameter, tuple(layer.shape), trial.weight.numel(), tuple(levels))
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ..caller import own_surroundings
 from ..data.preparation import Prepared, prepare
-from ..devices.device import placed
-from ..errors import InputError
+from ..data.samples import check_count
+from ..data.tensors import kind_of, unusable
+from ..data.usable import require_module
+from ..devices.device import device_of, placed
+from ..errors import ArgumentError, InputError
 from ..graph import Graph, Layer
 
 _BATCH = 100
@@ -47,14 +51,25 @@ def linear_probe(
         >>> snows.linear_probe(model, x[:60], task[:60], x[60:], task[60:]) > 0.5
         True
     """
+    require_module(model, "model")
+    check_count("batch", batch)
     _check(train, train_labels, "train")
     _check(test, test_labels, "test")
-    prepared = prepare(model, train[:_EXAMPLES], None, seed=0)
-    layer = _last_layer(prepared.graph, type(model).__name__)
-    known, new = (_features(prepared, layer, part, batch) for part in (train, test))
-    classes, targets = train_labels.cpu().unique(return_inverse=True)
-    predicted = classes[_ridge_regression(known, targets, len(classes), new)]
-    return float((predicted == test_labels.cpu()).double().mean())
+    if train.shape[1:] != test.shape[1:] or kind_of(train) != kind_of(test):
+        raise InputError(
+            f"training samples are {train.dtype} of shape {tuple(train.shape)} and test samples {test.dtype} of shape "
+            f"{tuple(test.shape)}; expected the same kind and shape"
+        )
+    batch = min(batch, max(len(train), len(test)))
+    examples = max(train, test, key=len)[: max(batch, _EXAMPLES)]
+    with own_surroundings(device_of(model)):
+        prepared = prepare(model, examples, None, seed=0)
+        prepared.compare_at_sizes(min(batch, len(examples)))
+        layer = _last_layer(prepared.graph, type(model).__name__)
+        known, new = (_features(prepared, layer, part, batch) for part in (train, test))
+        classes, targets = train_labels.cpu().unique(return_inverse=True)
+        predicted = classes[_ridge_regression(known, targets, len(classes), new)]
+        return float((predicted == test_labels.cpu()).double().mean())
 
 
 def _last_layer(graph: Graph, name: str) -> Layer:
@@ -107,6 +122,10 @@ def _predict(known: Tensor, targets: Tensor, classes: int, new: Tensor, ridges: 
 
 
 def _check(x: Tensor, y: Tensor, what: str) -> None:
+    for value in (x, y):
+        if not isinstance(value, Tensor) or unusable(value) is not None or not value.ndim:
+            kind = unusable(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ArgumentError(f"{what} is {kind or 'a single number'}; expected tensors of samples and of labels")
     if not len(x):
         raise InputError(f"there are no {what} samples")
     if y.ndim != 1 or y.is_floating_point() or len(y) != len(x):

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from ..data.samples import check_flag
 from ..errors import InputError
-from ..reading import entries, is_file, is_folder, look, read_json
+from ..reading import as_path, entries, is_file, is_folder, look, read_json
 from ..results.files import check_writable, mend, new_folder, next_to
 from ..results.manifest import MANIFEST
 from ..version import __version__
@@ -97,8 +98,9 @@ def export(
         (32, ['model.compact.safetensors', 'model.safetensors'])
     """
     form = find_format(to)
-    folder = Path(directory)
-    place = Path(out) if out is not None else next_to(folder, f"-{to.replace(':', 'of')}")
+    check_flag("force", force)
+    folder = as_path(directory, "directory")
+    place = as_path(out, "out") if out is not None else next_to(folder, f"-{to.replace(':', 'of')}")
     _refuse_existing(place, force)
     check_writable(place)
     saved = read_saved(folder, model)

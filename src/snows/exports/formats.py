@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, shown
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ _DEAD = ("compressed-tensors", "sparse-24", "sparse24", "marlin-24", "marlin24")
 
 def find_format(name: str) -> Format:
     """The format of this name, if all that it needs is installed."""
-    if name in _DEAD:
+    if isinstance(name, str) and name in _DEAD:
         raise ArgumentError(
             f"the format {name!r} is not offered, as vLLM removed its sparse kernels in 2026 and nothing else runs it; "
             f"expected {', '.join(FORMATS)}"
         )
-    if name not in FORMATS:
-        raise ArgumentError(f"the format {name!r} is not known; expected {', '.join(FORMATS)}")
+    if not isinstance(name, str) or name not in FORMATS:
+        raise ArgumentError(f"the format {shown(name)} is not known; expected {', '.join(FORMATS)}")
     if missing := FORMATS[name].missing:
         raise InputError(
             f"{name} needs {', '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed; "

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
+from ..data.usable import require_module
 from ..data.weights import fill, read_state, read_tensors
 from ..errors import InputError
-from ..reading import is_folder, look
+from ..reading import as_path, is_folder, look
 from ..results import probe
 from ..results.manifest import MASKS, PROBE, model_file
 from ..results.recorded import recorded_model
@@ -19,7 +20,9 @@ from .base import Saved
 
 def read_saved(directory: str | Path, model: nn.Module | None = None) -> Saved:
     """The result in a folder, if `snows.verify` finds nothing wrong with it. `model` is copied, not changed."""
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
+    if model is not None:
+        require_module(model, "model")
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
     network = recorded_model(folder) if model is None else copy.deepcopy(model)

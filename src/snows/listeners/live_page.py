@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..events import CGStep, DistillStep, Event, RunFinished, RunStarted
+from ..events import Event, Retrained, RetrainingStarted, RunFinished, RunStarted
 from .files import Writer
+
+if TYPE_CHECKING:
+    from ..results.report import Report
 
 _REFRESH = 5.0  # seconds after which a browser reads the page again
 _SHARE_OF_TIME = 0.02  # that writing may take, at most
 
 
 class LivePage(Writer):
-    """Writes the report anew after every layer. The page says that it is not finished, and a browser reads it again by
-    itself. At the end it is the page of the finished run.
+    """Writes the report anew after every layer, or every epoch of retraining. The page says that it is not finished,
+    and a browser reads it again by itself. At the end it is the page of the finished run.
 
     Args:
         path: The file, such as "live.html".
+        report: What the page shows before the run begins: for `snows.retrain` the report of the pruned network.
 
     Raises:
         InputError: The file cannot be written.
@@ -33,23 +38,26 @@ class LivePage(Writer):
         True
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, report: Report | None = None) -> None:
+        from ..results.report import fold  # comes with torch, which --help does without
+
         super().__init__(Path(path))
-        self._events: list[Event] = []
+        self._report = fold((), report)
         self._not_before = 0.0
         self._replace(_REFRESH)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, CGStep | DistillStep):
+        from ..results.report import add
+
+        if not add(event, self._report):
             return
-        self._events.append(event)
-        if isinstance(event, RunStarted | RunFinished) or time.monotonic() >= self._not_before:
+        at_once = isinstance(event, RunStarted | RunFinished | RetrainingStarted | Retrained)
+        if at_once or time.monotonic() >= self._not_before:
             self._write(_REFRESH)
 
     def close(self) -> None:
         """A run that was stopped will not change any more."""
-        if self._events and not isinstance(self._events[-1], RunFinished):
-            self._write(None)
+        self._write(None)
 
     def _write(self, refresh: float | None) -> None:
         if self.failed:
@@ -60,6 +68,4 @@ class LivePage(Writer):
         self._not_before = began + (time.monotonic() - began) / _SHARE_OF_TIME
 
     def _replace(self, refresh: float | None) -> None:
-        from ..results.report import fold  # comes with torch, which --help does without
-
-        fold(self._events).to_html(self.path, refresh)
+        self._report.to_html(self.path, refresh)

@@ -7,17 +7,31 @@ import math
 import sys
 import threading
 
-from ..events import Counted, DistillStep, Event, LayerSolved, RunFinished, RunStarted, counted, duration
+from ..errors import as_line
+from ..events import (
+    Counted,
+    EpochEnded,
+    Event,
+    LayerSolved,
+    Retrained,
+    RetrainingStarted,
+    RunFinished,
+    RunStarted,
+    Working,
+)
+from ..words import counted, duration
 from .base import BEGINNING, Progress, memory_text
 
 logger = logging.getLogger("snows")
 
 _LEAST_SECONDS = 1.0  # between two lines, so that a network of tiny layers does not flood the log
-_LEAST_SECONDS_OF_STEPS = 20.0  # the same in the last stage, which has hundreds of steps
+_LEAST_SECONDS_OF_STEPS = 20.0  # the same between steps that are counted, of which there are many
 
 
 class LogLines(Progress):
     """A line for solved layers, epochs or steps of other work: one a second at most, and at least one a minute.
+
+    Steps that come as `Counted` events have a line in 20 seconds at most.
 
     Lines go to the logger `snows` at level INFO. If the program has configured logging, its handlers and levels decide
     where they appear. If it has not, they go to standard error as long as this listener is open.
@@ -66,13 +80,15 @@ class LogLines(Progress):
         if isinstance(event, RunStarted):
             layers, samples = counted(len(event.layers), "layer"), counted(event.samples, "sample")
             self._write(f"{event}: {layers}, {samples}, on {event.device}")
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, RetrainingStarted):
+            self._write(str(event))
+        elif isinstance(event, RunFinished | Retrained):
             self._write(f"finished in {duration(event.seconds)}")
-        elif event is None or isinstance(event, LayerSolved | Counted):
+        elif event is None or isinstance(event, LayerSolved | EpochEnded | Working | Counted):
             self._write_unless_too_soon(event)
 
     def _write_unless_too_soon(self, event: Event | None = None) -> None:
-        least = _LEAST_SECONDS_OF_STEPS if isinstance(event, DistillStep) else _LEAST_SECONDS
+        least = _LEAST_SECONDS_OF_STEPS if isinstance(event, Counted) else _LEAST_SECONDS
         if self.timeline.elapsed - self._last_line >= least:
             self._write(self._line(_outcome(event)))
 
@@ -86,7 +102,7 @@ class LogLines(Progress):
 
     def _write(self, line: str) -> None:
         self._last_line = self.timeline.elapsed
-        logger.info(line)
+        logger.info(as_line(line))
 
     def _every_minute(self) -> None:
         while not self._closed.wait(max(0.01, self._seconds - (self.timeline.elapsed - self._last_line))):

@@ -7,7 +7,7 @@ import uuid
 from html import escape
 from typing import Any
 
-from ..events import Event, LayerStarted
+from ..events import Event, LayerStarted, Working
 from .base import BEGINNING, Progress, memory_text
 
 _LEAST_SECONDS = 0.5  # between two updates
@@ -42,7 +42,8 @@ class NotebookBar(Progress):
         self._show()
 
     def _changed(self, event: Event | None) -> None:
-        if event is None or type(event) is LayerStarted or self.timeline.elapsed - self._last >= _LEAST_SECONDS:
+        begins = event is None or type(event) in (LayerStarted, Working)  # and may take long
+        if begins or self.timeline.elapsed - self._last >= _LEAST_SECONDS:
             self._show()
 
     def _show(self, update: bool = True) -> None:

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as RichProgress
 from rich.text import Text
 
-from ..errors import ArgumentError
+from .. import errors
+from ..errors import ArgumentError, as_line
 from ..events import Event, Listener
 from .base import BEGINNING, Progress, memory_text
 from .log import LogLines
@@ -59,16 +60,16 @@ class ProgressBar(Progress):
             disable=not shown or not self._console.is_terminal,
         )
         self._shown = shown
-        self._task = self._bar.add_task(description, total=total, completed=completed)
+        self._task = self._bar.add_task(as_line(description), total=total, completed=completed)
         self._bar.start()
 
     def print(self, line: str) -> None:
         if self._shown:
-            self._console.print(line, markup=False, highlight=False)
+            self._console.print(as_line(line), markup=False, highlight=False)
 
     def _changed(self, event: Event | None) -> None:
         timeline = self.timeline
-        description = "  ".join(part for part in (timeline.description, timeline.detail) if part)
+        description = as_line("  ".join(part for part in (timeline.description, timeline.detail) if part))
         self._bar.update(self._task, description=description, completed=timeline.completed, total=timeline.total)
 
     def close(self) -> None:
@@ -119,11 +120,14 @@ def open_progress(
     return LogLines(description, total, completed)
 
 
-@contextmanager
-def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator[Listener]:
-    """What `progress=` of `snows.prune` stands for: the display that fits, nothing, a listener, or several of these.
+Listeners = bool | Listener | Sequence[bool | Listener]  # what progress= takes
 
-    Listeners with a method `close` are closed at the end.
+
+@contextmanager
+def listening(progress: Listeners, beginning: str = BEGINNING) -> Iterator[Listener]:
+    """What `progress=` stands for: the display that fits, nothing, a listener, or several of these.
+
+    `beginning` is shown until the first event. Listeners with a method `close` are closed at the end.
     """
     given = list(progress) if isinstance(progress, list | tuple) else [progress]
     with ExitStack() as stack:
@@ -131,9 +135,10 @@ def listening(progress: bool | Listener | Sequence[bool | Listener]) -> Iterator
         for each in given:
             if not callable(each) and not isinstance(each, bool):
                 raise ArgumentError(
-                    f"progress is {progress!r}; expected True, False, a callable that takes an event, or a list of them"
+                    f"progress is {errors.shown(progress)}; expected True, False, a callable that takes an event, or a "
+                    "list of them"
                 )
-            listener = each if callable(each) else open_progress(shown=each)
+            listener = each if callable(each) else open_progress(beginning, shown=each)
             if hasattr(listener, "close"):
                 stack.callback(listener.close)
             listeners.append(listener)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..events import CGStep, Counted, Event, LayerSolved, LayerStarted, TimeEstimated, duration
+from ..events import CGStep, Counted, EpochEnded, Event, LayerSolved, LayerStarted, TimeEstimated, Working
+from ..words import duration
 
 _TRUST = 0.1  # an estimate counts as much as this share of the run; then the measured pace rules
 
@@ -50,8 +51,13 @@ class Timeline:
             self._layer(event)
         elif isinstance(event, CGStep):
             self.detail = str(event)
+        elif isinstance(event, EpochEnded):
+            self.description, self.detail = str(event), ""
         elif isinstance(event, Counted):
-            self._counted(event)
+            self._count(event, event.step, event.steps, self._last_event, event.step - 1)
+        elif isinstance(event, Working):
+            self._count(event, event.done, event.total, self._now(), event.done)
+            self.detail = event.detail
         self._last_event = self._now()
 
     def describe(self, description: str) -> None:
@@ -120,9 +126,10 @@ class Timeline:
         here = min(self.in_this_stage, left[0]) if left else 0.0
         return sum(left) - here + pace * planned.after
 
-    def _counted(self, event: Counted) -> None:
+    def _count(self, event: Event, done: int, total: int | None, began: float, before: int) -> None:
+        """So many are done. If the event is the first of its kind, the work began at that time with so many done."""
         if type(event) is not self._stage:
             self._stage, self._planned = type(event), None
-            self._stage_began, self._completed_before = self._last_event, event.step - 1
+            self._stage_began, self._completed_before = began, before
         self.description, self.detail = str(event), ""
-        self.completed, self.total = event.step, event.steps
+        self.completed, self.total = done, total

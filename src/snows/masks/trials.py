@@ -54,6 +54,11 @@ class Trials:
         size = _MICRO_BATCH.get(next(iter(graph.parameters.values())).device.type, 100)
         self.stream = Stream(graph, graph.parameters, cut(fitted, judged, names, size), memory)
 
+    @property
+    def at_once(self) -> int:
+        """How many samples go through the network at once, at most."""
+        return max(self.stream.sizes)
+
     def __iter__(self) -> Iterator[Trial]:
         _ = self.dense  # while the stream holds the network's inputs
         for layer in self._layers:
@@ -120,8 +125,7 @@ class Trial:
     @cached_property
     def gram(self) -> Tensor:
         """The second moment of the layer's inputs in the dense network."""
-        stream = self._trials.stream
-        return gram_of_inputs(self.layer, (stream[i][self.layer.input] for i in range(stream.fitted)))
+        return gram_of_inputs(self.layer, self._trials.stream)
 
     def error(self, weight: Tensor) -> float:
         """How far the outputs move with this weight, relative to their variance."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from .base import Pattern
 from .curves import Curves
 from .nm import NM
@@ -27,7 +27,7 @@ def parse_pattern(given: object) -> Pattern | None:
         if (pattern := kind.parse(text)) is not None:
             return pattern
     forms = ", ".join(kind.form for kind in KINDS)
-    raise ArgumentError(f"pattern {given!r} is not understood; expected {forms}, snows.NM or snows.Unstructured")
+    raise ArgumentError(f"pattern {shown(given)} is not understood; expected {forms}, snows.NM or snows.Unstructured")
 
 
 def _number_as_text(given: object) -> str:

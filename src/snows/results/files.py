@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,6 +18,7 @@ from ..errors import InputError
 from ..reading import entries, is_folder, look
 
 _ASIDE = "-old"  # ends the hidden name of a folder that is being replaced
+_RANDOM = "[a-z0-9_]{8}"  # what tempfile puts behind a name
 
 
 class CannotWriteError(InputError):
@@ -149,13 +151,14 @@ def mend(directory: Path) -> None:
     place = _behind_links(directory)
     if look(place) is not None or not is_folder(place.parent):
         return
-    beginning = f".{place.name}-"
+    # The whole name, as "out-v2" is another folder. What is empty is a trial of `check_writable` that was killed.
+    put_aside = re.compile(rf"\.{re.escape(place.name)}-{_RANDOM}{_ASIDE}")
     try:
         beside = entries(place.parent)
     except InputError:  # no permission to look
         return
     for old in beside:
-        if not (old.name.startswith(beginning) and old.name.endswith(_ASIDE) and is_folder(old)):
+        if not (put_aside.fullmatch(old.name) and is_folder(old) and entries(old)):
             continue
         new = old.with_name(old.name.removesuffix(_ASIDE))
         whole = new if is_folder(new) else old
@@ -167,7 +170,7 @@ def mend(directory: Path) -> None:
                 f"renamed ({error.strerror})"
             ) from error
         if whole != old:
-            shutil.rmtree(old, ignore_errors=True)
+            _discard(old)
         return
 
 
@@ -209,4 +212,12 @@ def _move_to(unfinished: Path, place: Path) -> None:
         os.replace(old, place)
         raise
     _flush_folder(place.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _discard(old)
+
+
+def _discard(old: Path) -> None:
+    """Remove what was replaced, under a name that `mend` does not take: a kill may leave a part of it."""
+    gone = old.with_name(old.name.removesuffix(_ASIDE))
+    with suppress(OSError):
+        os.replace(old, gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.samples import Samples
+from ..data.tensors import unusable
 from ..data.weights import read_state
-from ..errors import InputError
+from ..devices.distributed.ranks import Ranks
+from ..errors import InputError, shown
 from ..masks.given import is_mask_file
-from ..reading import read_json
-from .files import write_whole
+from ..reading import entries, is_file, is_folder, read_json
+from ..version import __version__
+from .files import check_writable, write_whole
 from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
@@ -28,6 +34,8 @@ _DIGESTS = {
     "test": "the test samples",
     "training": "the training samples",
     "held_out": "the held-out samples",
+    "masks": "the masks",
+    "trained": "the parameters that are trained",
     "teacher": "the teacher's weights",
 }
 
@@ -42,7 +50,7 @@ class Folder:
     def check(self) -> None:
         """Refuse a folder of something else, or of other settings. Writes nothing."""
         file = self.path / SETTINGS
-        if not file.is_file():
+        if not is_file(file):
             if not self._was_just_begun():
                 refuse_existing(self.path)
             return
@@ -55,16 +63,27 @@ class Folder:
 
     def _was_just_begun(self) -> bool:
         """Whether a run stopped before it wrote the settings: then there are only empty folders."""
-        return self.path.is_dir() and not any(f.is_file() and not f.name.startswith(".") for f in self.path.rglob("*"))
+        found = (name for _, _, files in os.walk(self.path) for name in files)
+        return is_folder(self.path) and all(name.startswith(".") for name in found)
 
     def cell(self, name: str) -> dict[str, Any] | None:
         """A finished cell, or None."""
         file = self.path / CELLS / name
-        return _read(file) if file.is_file() else None
+        return _read(file) if is_file(file) else None
 
     def keep(self, name: str, cell: dict[str, Any]) -> None:
         self.begin(CELLS)
         self.write(f"{CELLS}/{name}", json.dumps(cell, indent=2, allow_nan=False))
+
+    def require_writable(self) -> None:
+        """Refuse, before any work, a folder that could not be written to later. Leaves nothing behind."""
+        if not is_folder(self.path):
+            return check_writable(self.path)
+        try:
+            for place in (self.path, *filter(is_folder, entries(self.path))):
+                tempfile.TemporaryFile(prefix=".trial-", dir=place).close()
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}") from error
 
     def begin(self, inside: str) -> None:
         """Make the folder, its settings, and a folder inside, unless they are there."""
@@ -72,7 +91,8 @@ class Folder:
             (self.path / inside).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}") from error
-        if not (self.path / SETTINGS).is_file():
+        self.require_writable()
+        if not is_file(self.path / SETTINGS):
             self.write(SETTINGS, json.dumps(self.settings, indent=2))
 
     def write(self, name: str, text: str) -> None:
@@ -93,6 +113,28 @@ def digest(value: Any) -> str:
     return hasher.hexdigest()
 
 
+def digest_of_samples(parts: Sequence[Samples], piece: int, ranks: Ranks) -> str:
+    """Of all samples in their order, however many ranks share them in pieces of so many samples."""
+    own: dict[int, str] = {}
+    count = pieces = 0
+    for samples in parts:
+        for begin in range(0, samples.count, piece):
+            if ranks.owns(pieces):
+                indices = range(begin, min(begin + piece, samples.count))
+                own |= {count + index: digest(samples.stored(index)) for index in indices}
+            pieces += 1
+        count += samples.count
+    found: dict[int, str] = {}
+    for digests in ranks.gathered(own):
+        found |= digests
+    return digest([found[index] for index in range(count)])
+
+
+def versions() -> dict[str, str]:
+    """Of what decides the bits of a run."""
+    return {"snows": __version__, "torch": str(torch.__version__)}
+
+
 def describe(value: Any) -> Any:
     """An argument of a run as JSON that is the same in every process: tensors by their values, no addresses."""
     if value is None or (isinstance(value, str) and not is_mask_file(value)):
@@ -103,11 +145,14 @@ def describe(value: Any) -> Any:
         return digest(value)
     if is_mask_file(value):
         return digest(read_state(Path(value)))
-    return list(value) if isinstance(value, list | tuple) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return list(value) if isinstance(value, list | tuple) else re.sub(r" at 0x[0-9a-fA-F]+", "", shown(value))
 
 
 def _feed(hasher: Any, value: Any) -> None:
     if isinstance(value, Tensor):
+        problem = unusable(value)
+        if problem is not None:
+            raise InputError(f"a tensor of the data is {problem}; expected dense tensors with values")
         hasher.update(f"{value.dtype} {tuple(value.shape)}".encode())
         hasher.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
     elif isinstance(value, Mapping):

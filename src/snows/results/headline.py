@@ -103,6 +103,8 @@ def title(report: Data) -> str:
 
 
 def subtitle(report: Data) -> str:
+    if not report["layers"]:
+        return ""
     masks = "given masks" if report["mask"] == "given" else f"masks by {report['mask']}"
     return f"{masks} · {report['samples']:,} calibration samples · {len(report['layers'])} layers"
 

@@ -33,7 +33,8 @@ def render(report: Data, refresh: float | None = None) -> str:
     found = advice(report)
     layers = report["layers"]
     return _template().render(
-        report=report, refresh=refresh, title=title(report), subtitle=subtitle(report), progress=_progress(report),
+        report=report, refresh=refresh, title=title(report), subtitle=subtitle(report), finished=_finished(report),
+        progress=_progress(report),
         cards=cards(report), advice=found, evaluation=_Evaluation(report["evaluation"]),
         solved=any(_loss_known(layer) for layer in layers),
         closed_form=any(began_in_closed_form(solve) for layer in layers for solve in layer["solves"]),
@@ -63,7 +64,16 @@ def _asset(name: str) -> Any:
     return Markup(_read(name))  # our own file
 
 
+def _finished(report: Data) -> bool:
+    """Whether the last thing that was begun has ended: the run, or a retraining after it."""
+    last = report["retraining"] or report
+    return bool(last["finished"])
+
+
 def _progress(report: Data) -> str:
+    done = report["retraining"]
+    if done is not None:
+        return f"{max(0, len(done['history']) - 1)} of {done['settings']['epochs']} epochs of retraining"
     solved = sum(bool(layer["solves"]) for layer in report["layers"])
     return f"{solved} of {len(report['layers'])} layers solved at least once"
 

@@ -20,16 +20,17 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..errors import InputError, SnowsWarning
 from ..events import SolveReport
 from ..masks import Choice
-from ..reading import entries, is_file, look, read_bytes
+from ..reading import entries, is_file, is_folder, read_bytes
 from ..solve.layer import SolvedLayer
 from .files import write_whole
 from .folder import Folder
 
 _LAYERS = "layers"
-_DIGEST = 32  # hexadecimal digits
+DIGEST = 32  # hexadecimal digits
 _T = TypeVar("_T")
 
 
@@ -61,8 +62,7 @@ class DiskJournal(Journal):
         self.folder.check()
         self.device = device
         self._gap = False  # whether a layer was missing or damaged: nothing after it is used
-        if look(self._place) is None:
-            self.folder.begin(_LAYERS)
+        self.folder.begin(_LAYERS)
         for path in entries(self._place):
             if not is_file(path):
                 raise InputError(f"{path} is no regular file, so none of ours; remove it or choose another folder")
@@ -120,9 +120,45 @@ class DiskJournal(Journal):
         return self.folder.path / _LAYERS
 
 
-def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device) -> Journal:
+class SharedJournal(Journal):
+    """The journal of rank 0, which reads for all ranks and writes alone."""
+
+    def __init__(self, open_own: Callable[[], Journal], device: torch.device, ranks: Ranks) -> None:
+        opened: list[Journal] = []
+        ranks.from_first(lambda: opened.append(open_own()))
+        self._own, self._device, self._ranks = opened[0] if ranks.is_first else Journal(), device, ranks
+
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
+        solved = self._ranks.from_first(lambda: self._own.recall(sweep, index))
+        self.recalled += solved is not None
+        return solved and dataclasses.replace(
+            solved, weights=self._here(solved.weights), masks=self._here(solved.masks)
+        )
+
+    def record(self, sweep: int, index: int, solved: SolvedLayer) -> None:
+        self._ranks.from_first(lambda: self._own.record(sweep, index, solved))
+
+    def recall_choice(self, sweep: int) -> Choice | None:
+        choice = self._ranks.from_first(lambda: self._own.recall_choice(sweep))
+        return choice and Choice(self._here(choice.masks), self._here(choice.weights))
+
+    def record_choice(self, sweep: int, choice: Choice) -> None:
+        self._ranks.from_first(lambda: self._own.record_choice(sweep, choice))
+
+    def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def open_journal(
+    path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device, ranks: Ranks = ALONE
+) -> Journal:
     """A journal in a folder if there is a path. Only then are settings called: they take digests of all data."""
-    return Journal() if path is None else DiskJournal(Path(path), settings(), device)
+    if path is None:
+        return Journal()
+    facts = settings()
+    if ranks.size == 1:
+        return DiskJournal(Path(path), facts, device)
+    return SharedJournal(lambda: DiskJournal(Path(path), facts, torch.device("cpu")), device, ranks)
 
 
 def count_solves(folder: Path) -> int:
@@ -141,7 +177,8 @@ def kept_solves(folder: Path | None, option: str, again: str) -> str:
 
 
 def _files(folder: Path, name: str) -> list[Path]:
-    return sorted((folder / _LAYERS).glob(f"{name}-{'[0-9a-f]' * _DIGEST}.safetensors"))
+    place = folder / _LAYERS
+    return sorted(place.glob(f"{name}-{'[0-9a-f]' * DIGEST}.safetensors")) if is_folder(place) else []
 
 
 def _named(masks: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,4 +213,4 @@ def _start(sweep: int) -> str:
 def digest_for(settings: Mapping[str, Any], name: str, data: bytes) -> str:
     """Of a file's content, of the run that it belongs to, and of what it is for in this run."""
     run = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:_DIGEST]
+    return hashlib.sha256(f"{run}\0{name}\0".encode() + data).hexdigest()[:DIGEST]

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..data.weights import read_tensors
 from ..errors import InputError
-from ..reading import is_file, read_json, read_text
+from ..reading import as_path, is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
 from .manifest import PROBE, RECIPE, REPORT, recorded_source
@@ -31,7 +31,7 @@ def read_result(directory: str | Path, model: nn.Module | None = None, trust: bo
 
     A given model is copied, not changed.
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
     found = verify(folder, model)
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")

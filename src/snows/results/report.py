@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from ..events import (
     ChannelsPermuted,
     DenseLayer,
     Distilled,
+    EpochEnded,
     Event,
     LayerFacts,
     LayerSolved,
@@ -23,6 +25,7 @@ from ..events import (
     OperationErrors,
     Phase,
     Retrained,
+    RetrainingStarted,
     RunFinished,
     RunStarted,
     SolveReport,
@@ -34,6 +37,7 @@ from ..graph.flops import FlopCount
 from .files import write_whole
 from .html import render
 from .plot import plot
+from .retraining import Retraining
 from .summary import as_html, as_text, one_line
 
 if TYPE_CHECKING:
@@ -140,7 +144,7 @@ class Report:
     layers: list[LayerReport] = field(default_factory=list)
     dense_layers: list[DenseLayer] = field(default_factory=list)
     finish: Distilled | None = None
-    retraining: Retrained | None = None
+    retraining: Retraining | None = None
     network_weights: int = 0
     network_flops: int = 0
     attention_flops: int = 0
@@ -193,6 +197,9 @@ class Report:
         data = dataclasses.asdict(self)
         for entry, layer in zip(data["layers"], self.layers, strict=True):
             entry["sparsity"] = layer.sparsity
+        if self.retraining is not None:
+            chosen = {"best_epoch": self.retraining.best_epoch, "recalled_epochs": self.retraining.recalled_epochs}
+            data["retraining"] |= chosen
         data |= {
             "sparsity": self.sparsity,
             "network_sparsity": self.network_sparsity,
@@ -264,43 +271,23 @@ def finite(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def fold(events: Iterable[Event]) -> Report:
-    """The report of a run from its events. Unknown events are ignored; without the last ones it is unfinished."""
-    report = Report()
+def fold(events: Iterable[Event], report: Report | None = None) -> Report:
+    """The report of a run from its events; without the last ones it is unfinished.
+
+    A run that goes on from an earlier one (retraining) adds to its `report`, which stays as it is.
+    """
+    folded = Report() if report is None else copy.deepcopy(report)
     for event in events:
-        _add(event, report)
-    return report
+        add(event, folded)
+    return folded
 
 
-def _add(event: Event, report: Report) -> None:
-    match event:
-        case RunStarted():
-            _start(event, report)
-        case Warned():
-            _warn(event, report)
-        case MemoryEstimated():
-            report.expected_memory_bytes = event.peak_bytes
-        case ChannelsPermuted():
-            report.permutation = dataclasses.asdict(event)
-        case LayerSolved():
-            for layer in report.layers:
-                if layer.name in event.layers:
-                    layer.solves.append(event.solve)
-        case _:
-            _add_outcome(event, report)
-
-
-def _add_outcome(event: Event, report: Report) -> None:
-    match event:
-        case Distilled():
-            report.finish = event
-        case OperationErrors():
-            report.operations = event
-        case WeightsShown():
-            for layer in report.layers:
-                layer.picture = event.weights.get(layer.parameter)
-        case RunFinished():
-            _finish(event, report)
+def add(event: Event, report: Report) -> bool:
+    """Add what an event says; whether it says anything to a report. Steps do not, nor do unknown events."""
+    adding = _ADDING.get(type(event))
+    if adding is not None:
+        adding(event, report)
+    return adding is not None
 
 
 def _warn(event: Warned, report: Report) -> None:
@@ -343,3 +330,62 @@ def _finish(event: RunFinished, report: Report) -> None:
     report.finished, report.phases = True, list(event.phases)
     report.seconds, report.recalled_solves = event.seconds, event.recalled_solves
     report.peak_memory_bytes = event.peak_memory_bytes
+
+
+def _solve(event: LayerSolved, report: Report) -> None:
+    for layer in report.layers:
+        if layer.name in event.layers:
+            layer.solves.append(event.solve)
+
+
+def _expect_memory(event: MemoryEstimated, report: Report) -> None:
+    report.expected_memory_bytes = event.peak_bytes
+
+
+def _permute(event: ChannelsPermuted, report: Report) -> None:
+    report.permutation = dataclasses.asdict(event)
+
+
+def _distill(event: Distilled, report: Report) -> None:
+    report.finish = event
+
+
+def _compare(event: OperationErrors, report: Report) -> None:
+    report.operations = event
+
+
+def _show_weights(event: WeightsShown, report: Report) -> None:
+    for layer in report.layers:
+        layer.picture = event.weights.get(layer.parameter)
+
+
+def _start_retraining(event: RetrainingStarted, report: Report) -> None:
+    facts = dict(vars(event))
+    report.model = facts.pop("model")
+    report.retraining, report.evaluation = Retraining(**facts), []  # the figures are of the network before
+
+
+def _end_epoch(event: EpochEnded, report: Report) -> None:
+    if report.retraining is not None:
+        report.retraining.history.append(event)
+
+
+def _finish_retraining(event: Retrained, report: Report) -> None:
+    if report.retraining is not None:
+        report.retraining.seconds, report.retraining.finished = event.seconds, True
+
+
+_ADDING: dict[type[Event], Callable[[Any, Report], None]] = {
+    RunStarted: _start,
+    Warned: _warn,
+    MemoryEstimated: _expect_memory,
+    ChannelsPermuted: _permute,
+    LayerSolved: _solve,
+    Distilled: _distill,
+    OperationErrors: _compare,
+    WeightsShown: _show_weights,
+    RunFinished: _finish,
+    RetrainingStarted: _start_retraining,
+    EpochEnded: _end_epoch,
+    Retrained: _finish_retraining,
+}

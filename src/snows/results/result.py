@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ..data.compact import pack_masks, pack_state
-from ..data.tensors import widened
+from ..data.samples import check_flag
+from ..data.tensors import spoilt
 from ..data.weights import write_tensors
+from ..devices.distributed.group import writes_files
 from ..errors import InputError
+from ..reading import as_path
 from ..recipe import Recipe
 from ..version import __version__
 from .files import CannotWriteError, new_folder, rescued
+from .folder import versions
 from .html import render
 from .manifest import COMPACT, MANIFEST, MASKS, MODEL, PAGE, PROBE, RECIPE, REPORT, file_facts, render_manifest
 from .probe import Call, record
@@ -74,6 +77,8 @@ class Result:
             compact: Store kept weights only, in a smaller file that `snows.load` expands.
             force: Replace the folder if it holds a saved result and nothing else.
 
+        Of several processes that pruned together, the first one writes; the others return at once.
+
         Returns:
             The folder.
 
@@ -90,7 +95,11 @@ class Result:
             ...     sorted(path.name for path in result.save(f"{folder}/pruned").iterdir())[:3]
             ['manifest.json', 'masks.safetensors', 'model.safetensors']
         """
-        directory = Path(directory)
+        directory = as_path(directory, "directory")
+        check_flag("compact", compact)
+        check_flag("force", force)
+        if not writes_files():
+            return directory
         refuse_existing(directory, force)
         try:
             with new_folder(directory) as folder:
@@ -112,11 +121,10 @@ class Result:
         (folder / PAGE).write_text(render(report), encoding="utf-8")  # the folder appears whole, and its files with it
         (folder / RECIPE).write_text(self.recipe.to_json(), encoding="utf-8")
         facts = {path.name: file_facts(path) for path in folder.iterdir()}
-        versions = {"snows": __version__, "torch": str(torch.__version__)}
-        (folder / MANIFEST).write_text(render_manifest(facts, versions), encoding="utf-8")
+        (folder / MANIFEST).write_text(render_manifest(facts, versions()), encoding="utf-8")
 
     def _write_weights(self, folder: Path, masks: Mapping[str, Tensor], compact: bool) -> None:
-        bad = [n for n, p in self.model.named_parameters() if not widened(p.detach()).isfinite().all()]
+        bad = spoilt(self.model)
         if bad:
             raise InputError(
                 f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}), so the result was changed "
@@ -133,6 +141,8 @@ class Result:
 
 def save_or_rescue(result: Result, directory: Path, compact: bool, force: bool) -> None:
     """Save at the end of a command, where the result would be lost if somebody took the folder meanwhile."""
+    if not writes_files():
+        return
     try:
         refuse_existing(directory, force)
     except InputError as error:

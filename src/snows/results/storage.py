@@ -9,9 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..data.samples import check_flag
+from ..data.usable import require_module
 from ..data.weights import fill, read_state
 from ..errors import InputError
-from ..reading import entries, is_folder, look
+from ..reading import as_path, entries, is_folder, look
 from .files import check_writable, mend
 from .manifest import FILES, MANIFEST, MASKS, REPORT, model_file, read_manifest, require_unchanged
 from .recorded import recorded_model
@@ -25,7 +27,7 @@ def check_output(directory: Path, force: bool = False, resume: Path | None = Non
         os.path.realpath(folder) for folder in (resume, *resume.absolute().parents)
     ):
         raise InputError(
-            f"the result is to go to {directory}, where finished layers are kept ({resume}); choose another folder"
+            f"the result is to go to {directory}, where finished work is kept ({resume}); choose another folder"
         )
 
 
@@ -92,7 +94,10 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
         >>> int((loaded[0].weight == 0).sum())
         32
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
+    check_flag("trust", trust)
+    if model is not None:
+        require_module(model, "model")
     mend(folder)
     file = model_file(folder)
     require_unchanged(folder, [file.name, REPORT] if model is None else [file.name])
@@ -125,7 +130,7 @@ def load_masks(directory: str | Path) -> dict[str, Tensor]:
         >>> masks["0.weight"].equal(result.masks["0.weight"])
         True
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
     mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}; expected one that Result.save or snows prune --out wrote")

@@ -12,7 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..events import counted
+from .. import errors
+from ..words import counted
 from .advice import advice
 from .figures import figure, percent
 from .headline import Row, cards, rows, subtitle, title
@@ -28,7 +29,7 @@ _TEXTS = 3  # of these columns; the others are numbers
 def one_line(report: Data) -> str:
     """Such as "ResNet20 pruned to 2:4, 20 layers, 50.0 % removed"."""
     removed = f"{percent(report['sparsity'])} removed" if report["finished"] else "not finished"
-    return f"{title(report)}, {counted(len(report['layers']), 'layer')}, {removed}"
+    return errors.one_line(f"{title(report)}, {counted(len(report['layers']), 'layer')}, {removed}")
 
 
 def as_text(report: Data) -> str:
@@ -38,7 +39,7 @@ def as_text(report: Data) -> str:
     for number, name in enumerate(_COLUMNS):
         table.add_column(name, justify="left" if number < _TEXTS else "right", no_wrap=number > 0, overflow="fold")
     for row in rows(report, found):
-        table.add_row(*_cells(row, report["finished"]))
+        table.add_row(*map(errors.one_line, _cells(row, report["finished"])))
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, markup=False, highlight=False, emoji=False)
     console.print(table)
     lines = [title(report), subtitle(report), ""]
@@ -47,7 +48,7 @@ def as_text(report: Data) -> str:
         lines.append(f"{card.title}: {value} ({card.note})")
     looks = [f"{report['layers'][place]['name']}: {said}" for place, said in found.items()]
     text = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
-    return "\n".join([*lines, "", text, *([""] if looks else []), *looks])
+    return "\n".join([*map(errors.one_line, lines), "", text, *([""] if looks else []), *map(errors.one_line, looks)])
 
 
 def as_html(report: Data) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from ..data.compact import nonzero_where_removed
 from ..data.tensors import widened
+from ..data.usable import require_module
 from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import ArgumentError, InputError, SnowsError, first_line, one_line
 from ..patterns import Pattern, parse_pattern
-from ..reading import entries, is_folder, look, read_json, read_text
+from ..reading import as_path, entries, is_folder, look, read_json, read_text
 from ..recipe import Recipe
 from . import probe
 from .files import mend
@@ -96,7 +97,9 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
         ...     snows.verify(result.save(f"{folder}/pruned"), model)
         Verification(findings=(), notes=(), files=6, layers=1)
     """
-    folder = Path(directory)
+    folder = as_path(directory, "directory")
+    if model is not None:
+        require_module(model, "model")
     mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")

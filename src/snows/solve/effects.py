@@ -75,8 +75,8 @@ def operation_errors(
     the run only a few are taken. None if not even one of them fits in memory.
     """
     nodes = [node for node in dict.fromkeys([*graph.operations, *graph.outputs]) if _is_measured(node)]
-    piece = memory.one_pass // max(1, _COPIES * sum(bytes_of(node) for node in graph.nodes))
-    count = min(samples.count, max(_LEAST_SAMPLES, min(_MOST_SAMPLES, calibration // _SHARE)))
+    piece = _fitting(graph, memory)
+    count = min(samples.count, _enough(calibration))
     if not nodes or not piece:
         return None
     program = graph.giving(nodes, first_order=True)
@@ -95,6 +95,20 @@ def operation_errors(
         errors={name: each.errors() for name, each in measured.items()},
         agreement={name: each.agreeing(output) / count for name, each in measured.items() if _has_classes(output)},
     )
+
+
+def samples_at_once(graph: Graph, calibration: int, memory: Memory) -> int:
+    """How many samples go through the network at once, at most."""
+    return min(_enough(calibration), _fitting(graph, memory))
+
+
+def _enough(calibration: int) -> int:
+    return max(_LEAST_SAMPLES, min(_MOST_SAMPLES, calibration // _SHARE))
+
+
+def _fitting(graph: Graph, memory: Memory) -> int:
+    """Samples whose values fit in memory, which may be none."""
+    return memory.one_pass // max(1, _COPIES * sum(bytes_of(node) for node in graph.nodes))
 
 
 def _is_measured(node: Node) -> bool:

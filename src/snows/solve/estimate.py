@@ -5,6 +5,7 @@ Its constants were measured. benchmarks/speed.py compares the estimate with the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from ..devices.memory import FACTORING, Memory
 from ..graph import Graph, Segment
 from ..linalg.gram import CHUNK_BYTES
 from ..plan import Plan, PlannedLayer
+from . import distill, effects
 from .footprint import GRADIENT, linearized_bytes, operations_kept
 from .layer import curvature_kind, derivative_precision, samples_in_products
 from .settings import ALL_SAMPLES, Settings
@@ -23,7 +25,10 @@ _DENSITY = 0.5  # assumed of a given mask
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of a run on `samples` samples, in pieces of `micro_batch` samples."""
+    """The memory of a run on `samples` samples, in pieces of `micro_batch` samples.
+
+    Of several `ranks`, these are one rank's.
+    """
 
     graph: Graph
     plan: Plan
@@ -32,6 +37,7 @@ class Estimate:
     device: torch.device
     samples: int
     micro_batch: int
+    ranks: int = 1
 
     def peak(self) -> int:
         """Bytes at the group that takes most."""
@@ -51,12 +57,19 @@ class Estimate:
         factors, factoring = self._factors(group)
         return held + factors + max(factoring, int(GRADIENT * cost.bytes * micro), self._products(segment, group))
 
+    def largest_pass(self, fitted: int) -> int:
+        """Samples that go through the whole network at once, at most. `fitted` are those that weights are fitted to."""
+        sizes = [self.micro_batch, effects.samples_at_once(self.graph, self.samples, self.memory)]
+        if self.settings.distill.steps:
+            sizes.append(distill.samples_at_once(self.graph, fitted, self.settings.distill, self.memory, self.device))
+        return min(max(sizes), self.samples)
+
     def product_samples(self, group: tuple[PlannedLayer, ...]) -> int:
         """Samples in one curvature product of the group."""
-        if self.settings.in_minibatches:
-            return min(self.settings.minibatch, self.samples)
-        inputs = [self.kept_inputs(planned) for planned in group]
-        return min(samples_in_products(self.settings.curvature, inputs), self.samples)
+        wanted = self.settings.minibatch
+        if not self.settings.in_minibatches:
+            wanted = samples_in_products(self.settings.curvature, [self.kept_inputs(planned) for planned in group])
+        return min(math.ceil(wanted / self.ranks), self.samples)
 
     @cached_property
     def _operations_kept(self) -> int:

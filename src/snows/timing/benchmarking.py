@@ -14,14 +14,13 @@ import torch
 from torch import nn
 
 from ..caller import Stoppable, own_surroundings
-from ..data.preparation import ONE_AT_A_TIME
 from ..devices.device import as_device, best_device, placed
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
+from ..events import Listener, Working
 from ..exports.base import Saved
 from ..exports.reading import read_saved
 from ..graph.capture import Call
-from ..listeners.base import Progress
-from ..listeners.progress import open_progress
+from ..listeners.progress import Listeners, listening
 from ..reading import read_json
 from ..results.manifest import REPORT
 from .benchmark import Benchmark, LayerBenchmark, LayerTiming, NetworkTiming
@@ -50,7 +49,7 @@ def bench(
     device: torch.device | str | None = None,
     dtype: torch.dtype | str | None = None,
     limit: float = LIMIT,
-    progress: bool = True,
+    progress: Listeners = True,
 ) -> Benchmark:
     """Time a saved result on this machine: what its zeros are worth here.
 
@@ -69,7 +68,7 @@ def bench(
         device: Where to time. Default: a GPU if there is one.
         dtype: On a GPU "float16" or "bfloat16". Default: "float16". Elsewhere it is that of the weights.
         limit: Seconds. What cannot be measured in that time is listed as not timed; a measurement that has begun ends.
-        progress: Whether to show a progress bar on standard error.
+        progress: As of `snows.prune`.
 
     Returns:
         A `Benchmark`. Its `prune` names the layers that were faster sparse; `save` writes the file that `prune` takes
@@ -90,20 +89,24 @@ def bench(
         [('0', 'CSR, MKL', [1])]
     """
     sizes = _check_batches(batches)
-    if not limit > 0:
-        raise ArgumentError(f"limit is {limit}; expected a number of seconds above 0")
+    if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+        raise ArgumentError(f"limit is {shown(limit)}; expected a number of seconds above 0")
     place = as_device(device) or best_device()
     chosen, ways, half = check_engines(engines, place), chosen_modes(modes, place), chosen_dtype(dtype, place)
-    surroundings = own_surroundings(place, lambda event: None)
-    with Stoppable(), ONE_AT_A_TIME, surroundings, TemporaryDirectory() as folder:
+    with (
+        Stoppable(),
+        listening(progress, "timing") as notify,
+        own_surroundings(place, notify),
+        TemporaryDirectory() as folder,
+    ):
         saved = read_saved(directory, model)
-        return _Bench(saved, place, half, sizes, ways, limit, progress).run(chosen, Path(folder))
+        return _Bench(saved, place, half, sizes, ways, limit, notify).run(chosen, Path(folder))
 
 
 def _check_batches(batches: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(dict.fromkeys(batches))
     if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ArgumentError(f"batches is {batches!r}; expected batch sizes of 1 or more")
+        raise ArgumentError(f"batches is {shown(batches)}; expected batch sizes of 1 or more")
     return sizes
 
 
@@ -117,10 +120,11 @@ class _Bench:
     batches: tuple[int, ...]
     modes: tuple[str, ...]
     limit: float
-    progress: bool
+    notify: Listener
     began: float = field(default_factory=time.perf_counter)
     not_timed: list[str] = field(default_factory=list)
-    bar: Progress = field(init=False)
+    done: int = 0  # of `total` measurements
+    total: int = 0
 
     def run(self, engines: tuple[str, ...], folder: Path) -> Benchmark:
         dtype = self.half or self._stored_dtype()
@@ -137,8 +141,8 @@ class _Bench:
         for case in cases.values():
             if case.kernels:
                 first.setdefault(case.key, case)
-        total = (len(first) + modes) * len(self.batches)
-        with open_progress("timing", total, shown=self.progress) as self.bar, warnings.catch_warnings():
+        self.total = (len(first) + modes) * len(self.batches)
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what torch says about its sparse formats
             layers = self._layers(cases, first)
             settings = self._settings(engines, _variants(network, cases, layers), calls, folder)
@@ -176,7 +180,7 @@ class _Bench:
 
     def _in_time(self, what: str, share: float = 1.0) -> bool:
         """Whether there is time left; what there is none for is noted."""
-        self.bar.describe(what)
+        self.notify(Working(what, self.done, self.total))
         if time.perf_counter() - self.began < share * self.limit:
             return True
         self.not_timed.append(what)
@@ -195,7 +199,7 @@ class _Bench:
                     found += time_layer(case, batch, _SECONDS)
                 except Exception as error:  # each library has its own kinds
                     return found, failure(error)
-            self.bar.advance()
+            self.done += 1
         return found, None if found else "there was no time left"
 
     def _layer(self, case: LayerCase, first: dict[Any, LayerCase], timed: dict[Any, Any]) -> LayerBenchmark:
@@ -224,7 +228,7 @@ class _Bench:
         except Exception as error:  # each engine has its own kinds
             return [NetworkTiming(*where, "all", batch, None, failure(error))]
         finally:
-            self.bar.advance()
+            self.done += 1
         return [NetworkTiming(*where, weights, batch, timing) for weights, timing in timed.items()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import warnings
@@ -17,13 +16,13 @@ from torch import Tensor
 
 from ..errors import SnowsWarning
 from ..events import EpochEnded
-from ..reading import read_bytes
+from ..reading import is_folder, read_bytes
 from ..results.files import write_whole
 from ..results.folder import Folder
+from ..results.journal import DIGEST, digest_for
 from ..results.report import finite
 
 _EPOCHS = "epochs"
-_DIGEST = 32  # hexadecimal digits
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,9 @@ class Checkpoints:
         for file in reversed(_files(self._folder.path)):
             try:
                 data = read_bytes(file)
-                if not file.stem.endswith(_digest(data)):
-                    raise ValueError("its content is not what was written")
+                name, _, digest = file.stem.rpartition("-")
+                if digest != digest_for(self._folder.settings, name, data):
+                    raise ValueError("its content is not what was written for this epoch of this run")
                 return _understood(load(data), _note(data))
             except Exception as error:  # an undamaged file may still be none of ours
                 reason = str(error) or type(error).__name__
@@ -76,7 +76,9 @@ class Checkpoints:
         note = json.dumps(finite([asdict(epoch) for epoch in checkpoint.history]))
         data = save(copies, metadata={"note": note})
         older = _files(self._folder.path)
-        new = self._folder.path / _EPOCHS / f"epoch{checkpoint.epoch:05d}-{_digest(data)}.safetensors"
+        name = f"epoch{checkpoint.epoch:05d}"
+        digest = digest_for(self._folder.settings, name, data)
+        new = self._folder.path / _EPOCHS / f"{name}-{digest}.safetensors"
         write_whole(new, data)
         for file in older:
             if file != new:
@@ -95,7 +97,8 @@ def kept_epochs(folder: Path | None, option: str, again: str) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted((folder / _EPOCHS).glob(f"epoch*-{'[0-9a-f]' * _DIGEST}.safetensors"))
+    place = folder / _EPOCHS
+    return sorted(place.glob(f"epoch{'[0-9]' * 5}-{'[0-9a-f]' * DIGEST}.safetensors")) if is_folder(place) else []
 
 
 def _note(data: bytes) -> Any:
@@ -115,7 +118,3 @@ def _understood(tensors: Mapping[str, Tensor], note: Any) -> Checkpoint:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_DIGEST]

@@ -15,16 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from ..data.batches import Call, calls
 from ..data.samples import Samples, read_samples
 from ..devices.memory import memory_limits
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, shown
 from ..graph.kind import is_image
+from ..results.folder import digest
 
 _TABLE_SHARE = 0.25  # of the free memory of the device
 _WHOLE = 1 << 62  # batches of loaders are taken as they are
+_LOOKED_AT = 16  # samples by which a Dataset is told from others
 
 
 class Feed(ABC):
@@ -120,7 +122,33 @@ class StreamFeed(Feed):
         return calls(self.loader, self.model, batch=_WHOLE)
 
     def identity(self) -> list[Any]:
-        return [type(self.loader).__name__, self.steps, self.samples]
+        data, batch = _dataset_of(self.loader), getattr(self.loader, "batch_size", None)
+        first, again = (self._look() for _ in range(2))
+        seen = first if first == again else "new every time"
+        return [type(self.loader).__name__, None if data is None else len(data), self.steps, batch, seen]
+
+    def _look(self) -> str:
+        """A digest of a few samples, spread over a Dataset; else of the first batch."""
+        torch.default_generator.manual_seed(0)  # of views and of the order, where these are torch's
+        call = next(calls(_few(self.loader), self.model, batch=_WHOLE))
+        leaves = pytree.tree_leaves((call.args, call.kwargs, call.labels))
+        return digest([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+
+
+def _dataset_of(loader: Any) -> Any:
+    """The Dataset of a DataLoader; None if it has no places to read at, or the loader is another one."""
+    data: Any = loader.dataset if isinstance(loader, DataLoader) and loader.batch_sampler is not None else None
+    return None if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not len(data) else data
+
+
+def _few(loader: Any) -> Any:
+    """A loader of one batch, with samples from everywhere in the Dataset. Without a Dataset the loader as it is."""
+    data = _dataset_of(loader)
+    if data is None:
+        return loader
+    last = len(data) - 1
+    places = sorted({round(last * part / (_LOOKED_AT - 1)) for part in range(_LOOKED_AT)})
+    return DataLoader(Subset(data, places), batch_size=len(places), collate_fn=loader.collate_fn)
 
 
 def read_feeds(
@@ -148,8 +176,8 @@ def read_feeds(
     else:
         if share is not None:
             raise ArgumentError(
-                f"held_out is {held_out!r}, but the training data is a {type(data).__name__}, from which no share can "
-                "be held out; give held_out= samples of its own"
+                f"held_out is {shown(held_out)}, but the training data is a {type(data).__name__}, from which no "
+                "share can be held out; give held_out= samples of its own"
             )
         training = _stream(data, model, batch)
     return training, _judging(held_out, model, batch, with_labels)
@@ -169,7 +197,7 @@ def _share(held_out: Any) -> float | None:
     if isinstance(held_out, bool) or not isinstance(held_out, int | float):
         return None
     if not 0 < held_out < 1:
-        raise ArgumentError(f"held_out is {held_out!r}; expected a share between 0 and 1, or samples")
+        raise ArgumentError(f"held_out is {shown(held_out)}; expected a share between 0 and 1, or samples")
     return float(held_out)
 
 

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..data.tensors import is_mask, unusable
+from ..data.usable import require_module
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..results.storage import load_masks
 
@@ -67,8 +69,7 @@ def freeze(model: _Module, masks: Mapping[str, Tensor] | str | Path) -> _Module:
         >>> bool((model.weight != 0).equal(kept))
         True
     """
-    if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model is a {type(model).__name__}; expected an nn.Module")
+    require_module(model, "model")
     given = load_masks(masks) if isinstance(masks, str | Path) else masks
     frozen = _matched(model, given)
     changed = sum(int(parameter.detach()[~kept].count_nonzero()) for parameter, kept in frozen.values())
@@ -108,6 +109,7 @@ def unfreeze(model: _Module) -> _Module:
         >>> bool(model.weight.any())
         True
     """
+    require_module(model, "model")
     for module in model.modules():
         for name in list(module._parameters):
             _remove(module, name)
@@ -224,8 +226,9 @@ def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[n
 
 
 def _unwrapped(name: str) -> str:
-    for prefix in _WRAPPERS:
-        name = name.removeprefix(prefix)
+    while name.startswith(_WRAPPERS):  # in any order, as wrappers are wrapped
+        for prefix in _WRAPPERS:
+            name = name.removeprefix(prefix)
     return name
 
 
@@ -233,7 +236,10 @@ def _fitting(name: str, mask: Tensor, parameter: nn.Parameter) -> Tensor:
     """The mask as bools on the device of its parameter."""
     if not isinstance(mask, Tensor):
         raise ArgumentError(f"the mask of {name!r} is a {type(mask).__name__}; expected a tensor of bools")
-    if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+    problem = unusable(mask)
+    if problem is not None:
+        raise InputError(f"the mask of {name!r} is {problem}; expected a dense tensor of bools")
+    if not is_mask(mask):
         raise ArgumentError(
             f"the mask of {name!r} is {mask.dtype} with values other than 0 and 1; expected bools, True = kept"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ class AgainstTeacher(Objective):
         return {"kl": divergences.sum(), "agreement": same.sum(), "count": torch.tensor(divergences.numel())}
 
     def is_better(self, new: Mapping[str, float], old: Mapping[str, float]) -> bool:
-        return new["kl"] < (math.inf if math.isnan(old["kl"]) else old["kl"])
+        return new["kl"] < old["kl"]
 
 
 def _check_labels(labels: Any, count: int, classes: int) -> None:

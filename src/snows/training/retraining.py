@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..caller import Stoppable, current_device
-from ..data.preparation import ONE_AT_A_TIME
+from ..caller import Stoppable, own_surroundings
 from ..data.samples import check_seed
+from ..data.usable import require_module
 from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
-from ..events import EpochEnded, Listener, Retrained, TrainingStep
-from ..listeners.progress import listening
-from ..results.folder import digest
+from ..events import EpochEnded, Event, Listener, Retrained, RetrainingStarted, TrainingStep
+from ..listeners.progress import Listeners, listening
+from ..reading import as_path
+from ..results.folder import digest, versions
 from ..results.reading import read_result
+from ..results.report import Report, add, fold
 from ..results.result import Result
 from .checkpoints import Checkpoint, Checkpoints, kept_epochs
 from .feeding import Feed, TableFeed, augmented, read_feeds
@@ -31,6 +33,8 @@ from .frozen import freeze, unfreeze
 from .objectives import AgainstLabels, AgainstTeacher, Objective
 from .settings import TrainingSettings
 from .steps import Steps
+
+_BEGINNING = "reading samples, judging the network"
 
 
 def retrain(
@@ -53,7 +57,7 @@ def retrain(
     trust: bool = False,
     device: torch.device | str | None = None,
     seed: int = 0,
-    progress: bool | Listener | Sequence[bool | Listener] = True,
+    progress: Listeners = True,
     resume: str | Path | None = None,
 ) -> Result:
     """Train a pruned network further while its masks stay as they are.
@@ -87,7 +91,8 @@ def retrain(
         seed: Of the order of samples, of random views and dropout.
         progress: As of `prune`.
         resume: A folder that keeps the newest epoch. The same call goes on where it was stopped; on a CPU it ends with
-            the same bits. A folder of another model, other data or other options is refused.
+            the same bits. A folder of another model, other data or other options is refused. (A `Dataset` or loader is
+            told from others by its length and a few of its samples.)
 
     Returns:
         A new `Result` with the same masks. Its report has `retraining`.
@@ -108,37 +113,48 @@ def retrain(
         >>> better.report.retraining.after["kl"] < better.report.retraining.before["kl"]
         True
     """
-    settings = TrainingSettings(
-        epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, bool(flip), bool(amp)
-    )
+    settings = TrainingSettings(epochs, batch, lr, lr_decay, lr_decay_every, momentum, weight_decay, crop, flip, amp)
     check_seed(seed)
+    folder = None if resume is None else as_path(resume, "resume")
+    place = as_device(device)
     result = _as_result(pruned, model, trust)
+    report = fold((), result.report)
     started = time.perf_counter()
-    folder = None if resume is None else Path(resume)
-    stoppable = Stoppable(partial(kept_epochs, folder, "resume=DIR", "call"))
-    with stoppable, ONE_AT_A_TIME, current_device(device_of(result.model, device)), listening(progress) as notify:
-        network, home = _trainable(result, as_device(device))
+    with (
+        Stoppable(partial(kept_epochs, folder, "resume=DIR", "call")),
+        listening(progress, _BEGINNING) as listener,
+        own_surroundings(device_of(result.model, place), notify := _folding(report, listener)),
+    ):
+        network, home = _trainable(result, place)
         objective = _objective(teacher, next(network.parameters()).device)
         training, judging = read_feeds(data, held_out, network, batch, seed, teacher is None)
-        identity = _identity(settings, network, teacher, training, judging, seed) if folder is not None else {}
-        checkpoints = Checkpoints(folder, identity)
+        checkpoints = Checkpoints(
+            folder,
+            {} if folder is None else _identity(settings, network, result.masks, teacher, training, judging, seed),
+        )
         freeze(network, result.masks)
         run = _Training(network, settings, objective, training, judging, checkpoints, seed, notify)
-        history, best, recalled = run.train()
+        best = run.train(None if teacher is None else type(teacher).__name__)
         _check_zeros(best, result.masks)
         network.load_state_dict(best)
+        network.zero_grad()
         unfreeze(network)
         _lay_out(network, torch.contiguous_format)
-        event = run.ended(history, teacher, time.perf_counter() - started, recalled)
-        notify(event)
-    return replace(
-        result,
-        model=network.to(home).eval(),
-        report=replace(result.report, retraining=event, evaluation=[]),
-    )
+        notify(Retrained(time.perf_counter() - started))
+    return replace(result, model=network.to(home).eval(), report=report)
 
 
-@dataclass
+def _folding(report: Report, listener: Listener) -> Listener:
+    """Events are added to the report, and go on to the listener."""
+
+    def notify(event: Event) -> None:
+        add(event, report)
+        listener(event)
+
+    return notify
+
+
+@dataclass(frozen=True)
 class _Training:
     """One retraining."""
 
@@ -150,120 +166,131 @@ class _Training:
     checkpoints: Checkpoints
     seed: int
     notify: Listener
-    held_out_samples: int = 0
 
-    def train(self) -> tuple[tuple[EpochEnded, ...], Mapping[str, Tensor], int]:
-        """The history, the best weights, and how many epochs were finished before."""
+    def train(self, teacher: str | None) -> Mapping[str, Tensor]:
+        """The best weights. `teacher` is its name, for listeners."""
         first = next(self.network.parameters())
         training, judging = (
             feed.placed(first.device, first.dtype) if isinstance(feed, TableFeed) else feed
             for feed in (self.training, self.judging)
         )
         steps = Steps(self.network, self.objective, self.settings)
-        state = self._started(judging)
-        recalled = self.checkpoints.read()
-        if recalled is not None:
-            state = recalled
-            self.network.load_state_dict(dict(state.weights))
-            for number, momentum in state.momentum.items():
-                parameter = steps.parameters[number]
-                steps.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter)
-        if training.labels is not None:
-            self.objective.check(training.labels, len(training.labels))
+        state = self._begun(steps, training, judging, teacher)
         for epoch in range(state.epoch + 1, self.settings.epochs + 1):
             state = self._epoch(epoch, state, steps, training, judging)
             self.checkpoints.write(state)
-        return state.history, state.best, 0 if recalled is None else recalled.epoch
+        return state.best
 
-    def ended(
-        self, history: tuple[EpochEnded, ...], teacher: nn.Module | None, seconds: float, recalled: int
-    ) -> Retrained:
-        return Retrained(
-            settings=self.settings.to_dict(),
-            teacher=None if teacher is None else type(teacher).__name__,
-            samples=self.training.samples,
-            held_out_samples=self.held_out_samples,
-            measure=self.objective.measure,
-            best_epoch=_best_epoch(history, self.objective),
-            history=history,
-            seed=self.seed,
-            device=str(next(self.network.parameters()).device),
-            seconds=seconds,
-            recalled_epochs=recalled,
+    def _begun(self, steps: Steps, training: Feed, judging: Feed, teacher: str | None) -> Checkpoint:
+        """Before the first epoch, or after those that an earlier call had finished."""
+        _seeded(self.seed, 0, steps.device)
+        held_out, count = self._judged(judging, 0)
+        if training.labels is not None:
+            self.objective.check(training.labels, len(training.labels))
+        self.notify(
+            RetrainingStarted(
+                model=type(self.network).__name__,
+                settings=self.settings.to_dict(),
+                teacher=teacher,
+                samples=training.samples,
+                held_out_samples=count,
+                measure=self.objective.measure,
+                seed=self.seed,
+                device=str(steps.device),
+            )
         )
+        state = self._recalled(steps)
+        if state is None:
+            weights = _copied(self.network)
+            ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), held_out, best=True)
+            state = Checkpoint(weights, {}, weights, (ended,))
+        for ended in state.history:
+            self.notify(ended)
+        return state
 
-    def _started(self, judging: Feed) -> Checkpoint:
-        """Before the first epoch."""
-        ended = EpochEnded(0, self.settings.epochs, 0.0, float("nan"), self._judged(judging))
-        self.notify(ended)
-        weights = _copied(self.network)
-        return Checkpoint(weights, {}, weights, (ended,))
+    def _recalled(self, steps: Steps) -> Checkpoint | None:
+        """What an earlier call has kept, put into the network and the optimizer."""
+        state = self.checkpoints.read()
+        if state is None:
+            return None
+        self.network.load_state_dict(dict(state.weights))
+        for number, momentum in state.momentum.items():
+            parameter = steps.parameters[number]
+            steps.optimizer.state[parameter]["momentum_buffer"] = momentum.to(parameter)
+        return replace(state, history=tuple(replace(ended, recalled=True) for ended in state.history))
 
-    def _judged(self, judging: Feed) -> dict[str, float]:
-        count = 0
+    def _judged(self, judging: Feed, epoch: int) -> tuple[dict[str, float], int]:
+        """Figures of the held-out samples after an epoch, and the number of samples."""
+        counts: list[int] = []
 
         def counted() -> Iterator[Any]:
-            nonlocal count
             for call in judging.epoch(None):
-                count += call.count
+                counts.append(call.count)
                 yield call
 
         figures = self.objective.judge(self.network, counted())
-        self.held_out_samples = count
-        return figures
+        self._require_finite(figures, epoch)
+        return figures, sum(counts)
+
+    def _require_finite(self, figures: Mapping[str, float], epoch: int) -> None:
+        if all(math.isfinite(value) for value in figures.values()):
+            return
+        what = f"{type(self.network).__name__} gives NaN or infinity on the held-out samples"
+        if epoch == 0:
+            raise InputError(f"{what}; look at its weights, and at how the data is normalized")
+        rate = self.settings.lr_of(epoch)
+        raise InputError(f"{what} after epoch {epoch}; use a smaller learning rate than {rate:g}")
 
     def _epoch(self, epoch: int, state: Checkpoint, steps: Steps, training: Feed, judging: Feed) -> Checkpoint:
         lr = self.settings.lr_of(epoch)
         for group in steps.optimizer.param_groups:
             group["lr"] = lr
-        with _seeded(self.seed, epoch, steps.device) as generator:
-            loss = self._trained(epoch, steps, training, generator, state.history[-1].held_out)
+        losses = self._trained(epoch, steps, training, state.history)
+        loss = float(torch.stack(losses).cpu().double().mean())
         if not loss < float("inf"):
             raise InputError(f"the training loss of epoch {epoch} is {loss}; use a smaller learning rate than {lr:g}")
-        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, self._judged(judging))
+        held_out, _ = self._judged(judging, epoch)
+        best = self.objective.is_better(held_out, next(e.held_out for e in reversed(state.history) if e.best))
+        ended = EpochEnded(epoch, self.settings.epochs, lr, loss, held_out, len(losses), best)
         self.notify(ended)
         weights = _copied(self.network)
-        history = (*state.history, ended)
-        best = weights if _best_epoch(history, self.objective) == epoch else state.best
         momentum = {
             number: steps.optimizer.state[parameter]["momentum_buffer"]
             for number, parameter in enumerate(steps.parameters)
             if steps.optimizer.state[parameter].get("momentum_buffer") is not None
         }
-        return Checkpoint(weights, momentum, best, history)
+        return Checkpoint(weights, momentum, weights if best else state.best, (*state.history, ended))
 
-    def _trained(
-        self, epoch: int, steps: Steps, training: Feed, generator: torch.Generator, held_out: Mapping[str, float]
-    ) -> float:
-        """One pass over the training samples; returns the mean loss of its steps."""
+    def _trained(self, epoch: int, steps: Steps, training: Feed, history: tuple[EpochEnded, ...]) -> list[Tensor]:
+        """One pass over the training samples; returns the loss of each step."""
         self.network.train()
+        generator = _seeded(self.seed, epoch, steps.device)
+        epochs, done, last = self.settings.epochs, sum(ended.steps for ended in history), history[-1]
+        in_an_epoch = last.steps or training.steps
+        total = None if in_an_epoch is None else done + in_an_epoch * (epochs + 1 - epoch)
         losses: list[Tensor] = []
-        largest, known, epochs = 0, training.steps, self.settings.epochs
-        if known is None:
-            self.notify(TrainingStep(epoch - 1, epochs, epoch, epochs, held_out))
+        largest = 0
         for call in training.epoch(generator):
             largest = max(largest, call.count)
-            if call.count == 1 < largest:  # what is left at the end; batch norms need two samples
+            if call.count == 1 and largest > 1:  # one sample is left over at the end: batch norms need two
                 continue
             if training.labels is None:
                 self.objective.check(call.labels, call.count)
             losses.append(steps(augmented(call, self.settings.crop, self.settings.flip, generator)))
-            if known is not None:
-                done = (epoch - 1) * known + len(losses)
-                self.notify(TrainingStep(done, epochs * known, epoch, epochs, held_out))
+            self.notify(TrainingStep(done + len(losses), total, epoch, epochs, last.held_out))
         if not losses:
             raise InputError("the training data has no batches; give samples, or a loader that can be read again")
-        return float(torch.stack(losses).cpu().double().mean())
+        return losses
 
 
-@contextmanager
-def _seeded(seed: int, epoch: int, device: torch.device) -> Iterator[torch.Generator]:
-    """Random numbers of one epoch, whatever came before it. Afterwards torch's own go on as they were."""
+def _seeded(seed: int, epoch: int, device: torch.device) -> torch.Generator:
+    """A generator for one epoch. torch's own random numbers begin anew with it, whatever came before."""
     own = int.from_bytes(hashlib.sha256(f"{seed}/{epoch}".encode()).digest()[:8]) >> 1
-    accelerators = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(accelerators):
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(own)  # torch.manual_seed would seed the GPUs that the caller uses, too
+    else:
         torch.manual_seed(own)
-        yield torch.Generator().manual_seed(own)
+    return torch.Generator().manual_seed(own)
 
 
 def _as_result(pruned: Any, model: nn.Module | None, trust: bool) -> Result:
@@ -304,20 +331,28 @@ def _lay_out(network: nn.Module, layout: torch.memory_format) -> None:
 def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
     if teacher is None:
         return AgainstLabels()
-    if not isinstance(teacher, nn.Module):
-        raise ArgumentError(f"teacher is a {type(teacher).__name__}; expected the dense network, an nn.Module")
+    require_module(teacher, "teacher")
     return AgainstTeacher(move(copy.deepcopy(teacher), device).eval().requires_grad_(False))
 
 
 def _identity(
-    settings: TrainingSettings, network: nn.Module, teacher: nn.Module | None, training: Feed, judging: Feed, seed: int
+    settings: TrainingSettings,
+    network: nn.Module,
+    masks: Mapping[str, Tensor],
+    teacher: nn.Module | None,
+    training: Feed,
+    judging: Feed,
+    seed: int,
 ) -> dict[str, Any]:
     """What a folder of `resume` belongs to."""
     return {
         **settings.to_dict(),
         "seed": seed,
         "device": next(network.parameters()).device.type,
+        "versions": versions(),
         "weights": digest(network.state_dict()),
+        "masks": digest(dict(sorted(masks.items()))),
+        "trained": digest([name for name, parameter in network.named_parameters() if parameter.requires_grad]),
         "teacher": None if teacher is None else digest(teacher.state_dict()),
         "training": digest(training.identity()),
         "held_out": digest(judging.identity()),
@@ -326,14 +361,6 @@ def _identity(
 
 def _copied(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-
-
-def _best_epoch(history: tuple[EpochEnded, ...], objective: Objective) -> int:
-    best = 0
-    for ended in history:
-        if objective.is_better(ended.held_out, history[best].held_out):
-            best = ended.epoch
-    return best
 
 
 def _check_zeros(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:

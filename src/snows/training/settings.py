@@ -6,7 +6,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import ArgumentError
+from ..data.samples import check_count, check_flag
+from ..errors import ArgumentError, shown
+
+_LARGEST = 1e30  # of any figure; this refuses NaN, too
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,19 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("epochs", 1), ("batch", 1), ("lr_decay_every", 1), ("crop", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ArgumentError(f"{name} is {value!r}; expected a whole number of at least {least}")
+            check_count(name, getattr(self, name), least)
         for name, above, up_to in (("lr", 0.0, math.inf), ("lr_decay", 0.0, 1.0)):
             if not above < _number(name, getattr(self, name)) <= up_to:
                 bound = "above 0" if math.isinf(up_to) else f"above 0 and at most {up_to:g}"
-                raise ArgumentError(f"{name} is {getattr(self, name)!r}; expected a number {bound}")
+                raise ArgumentError(f"{name} is {shown(getattr(self, name))}; expected a number {bound}")
         if not 0 <= _number("momentum", self.momentum) < 1:
-            raise ArgumentError(f"momentum is {self.momentum!r}; expected a number of at least 0 and below 1")
+            raise ArgumentError(f"momentum is {shown(self.momentum)}; expected a number of at least 0 and below 1")
         if _number("weight_decay", self.weight_decay) < 0:
-            raise ArgumentError(f"weight_decay is {self.weight_decay!r}; expected a number of at least 0")
+            raise ArgumentError(f"weight_decay is {shown(self.weight_decay)}; expected a number of at least 0")
+        for name in ("flip", "amp"):
+            check_flag(name, getattr(self, name))
+        for name in ("lr", "lr_decay", "momentum", "weight_decay"):  # torch does not take large whole numbers
+            object.__setattr__(self, name, float(getattr(self, name)))
 
     def lr_of(self, epoch: int) -> float:
         """The learning rate of an epoch; the first is 1."""
@@ -47,6 +52,6 @@ class TrainingSettings:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ArgumentError(f"{name} is {value!r}; expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+        raise ArgumentError(f"{name} is {shown(value)}; expected a number")
     return float(value)

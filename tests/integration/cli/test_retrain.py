@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,11 +48,65 @@ def test_a_teacher_and_resume(capsys: pytest.CaptureFixture[str]) -> None:
     assert recorded_source(Path("first")) == "net.py:model"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_events_tensorboard_and_live_page(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:pairs_of_classes", "--out", "watched")
+    assert call(*words, "--events", "epochs.jsonl", "--tensorboard", "board", "--live") == 0
+    kinds = [json.loads(line)["event"] for line in Path("epochs.jsonl").read_text().splitlines()]
+    assert (kinds[0], kinds.count("EpochEnded"), kinds[-1]) == ("RetrainingStarted", 3, "Retrained")
+    assert len(list(Path("board").iterdir())) == 1
+    page = Path("watched-live.html")
+    assert page.resolve().as_uri() in capsys.readouterr().err
+    text = page.read_text()
+    assert "Retraining with frozen masks" in text
+    assert "2:4" in text  # what was pruned, too
+    assert "ot finished" not in text
+
+
 def test_held_out_data_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("retrain", "pruned", *TRAINING[:-2], "--data", "net.py:class_loader", "--out", "loader", "--quiet")
     assert call(*words) == 2
     assert "from which no share can be held out" in capsys.readouterr().err
     assert call(*words, "--held-out", "net.py:pairs_of_classes") == 0
+
+
+def test_an_output_folder_is_tried_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("snows.training.retraining.retrain", lambda *_, **__: pytest.fail("the work began"))
+    (tmp_path / "file").write_text("mine")
+    state = tmp_path / "state"
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:pairs_of_classes", "--resume", str(state))
+    for out, sentence in (
+        (tmp_path / "file" / "out", "file is no folder"),
+        (tmp_path / ("x" * 260), "File name too long"),
+        (state, "where finished work is kept"),
+    ):
+        assert call(*words, "--out", str(out)) == 1
+        assert sentence in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_result_is_not_lost_where_its_folder_was_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from snows.training import retraining
+
+    run = retraining.retrain
+
+    def and_take_the_folder(*given: Any, **options: Any) -> Any:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mine.txt").write_text("mine")
+        return run(*given, **options)
+
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(retraining, "retrain", and_take_the_folder)
+    words = ("retrain", "pruned", *TRAINING, "--data", "net.py:pairs_of_classes", "--quiet")
+    assert call(*words, "--out", str(tmp_path / "out")) == 1
+    place = capsys.readouterr().err.rpartition(" is in ")[2].strip()
+    assert call("verify", place, "--model", "net.py:model", "--quiet") == 0
+    assert (tmp_path / "out" / "mine.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ OUTS = {
     "too long a name": "File name too long",
     "a mount point": "",
     "a loop of links": "Too many levels of symbolic links",
-    "the resume folder": "where finished layers are kept",
+    "the resume folder": "where finished work is kept",
     "a parent of the resume folder": "",
 }
 

@@ -10,6 +10,8 @@ import torch
 
 import snows
 from snows.cli import main as entry
+from snows.cli.interruption import Interrupted
+from snows.cli.tables import make_console
 
 
 def failing(error: BaseException, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -86,3 +88,28 @@ def test_a_warning_is_shown_once_and_others_not_at_all(
         with pytest.raises(SystemExit):
             entry.main()
     assert capsys.readouterr().err == "warning: look here\n"
+
+
+FORGED = "a\nout is as it was written\x1b[2J"
+
+
+def test_a_line_break_in_a_name_is_no_line_of_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(**_: object) -> int:
+        warnings.warn(f"the layer {FORGED}", snows.SnowsWarning, stacklevel=1)
+        make_console().print(f"left dense: {FORGED}")
+        raise Interrupted(f"nothing was saved in {FORGED}")
+
+    monkeypatch.setattr(entry, "app", command)
+    monkeypatch.setattr(warnings, "showwarning", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with pytest.raises(SystemExit):
+            entry.main()
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        r"warning: the layer a out is as it was written\x1b[2J",
+        r"interrupted; nothing was saved in a out is as it was written\x1b[2J",
+    ]
+    assert out.splitlines() == [r"left dense: a\nout is as it was written\x1b[2J"]

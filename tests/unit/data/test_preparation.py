@@ -107,3 +107,7 @@ def test_what_cannot_be_prepared_is_refused() -> None:
     model[2].weight[0, 0] = torch.nan
     with pytest.raises(InputError, match=r"the model's weights contain NaN or infinity \(in 2\.weight\)"):
         prepare(model, X, None, seed=0)
+    model = make("mlp")
+    model.register_buffer("seen", torch.tensor([torch.nan]))
+    with pytest.raises(InputError, match=r"the model's weights contain NaN or infinity \(in seen\)"):
+        prepare(model, X, None, seed=0)

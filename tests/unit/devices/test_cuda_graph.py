@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
 
-from snows.devices.cuda_graph import Replayed, recorded
+from snows.devices.cuda_graph import Replayed, ReplayedOn, recorded
 
 each_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -42,6 +45,39 @@ def test_what_asks_the_device_for_a_value_is_called_each_time(device: str) -> No
         replayed()
     assert seen == [1, 2, 3, 4, 5]
     torch.testing.assert_close(total.cpu(), torch.tensor([5.0]))
+
+
+@each_device
+def test_a_function_of_inputs_sees_those_of_each_call(device: str) -> None:
+    """Inputs of another form than the first ones, too; those of the first form are not changed."""
+    calls = []
+
+    def scaled(inputs: Any) -> torch.Tensor:
+        calls.append(None)
+        (x,), options = inputs
+        return options["factor"] * x["x"]
+
+    replayed = ReplayedOn(scaled, torch.device(device))
+    given = [((size, factor), torch.rand(size, device=device)) for size, factor in [(3, 2), (3, 2), (4, 2), (3, 5)] * 4]
+    for (_, factor), x in given:
+        before = x.clone()
+        assert torch.equal(replayed((({"x": x},), {"factor": factor})), factor * before)
+        assert torch.equal(x, before)
+    recorded = 0 if device == "cpu" else 8 - 3  # of eight calls of the first form: two as they are, one to record
+    assert len(calls) == len(given) - recorded
+
+
+def test_what_was_replayed_is_freed_without_the_garbage_collector() -> None:
+    x = torch.zeros(3)
+    replayed = ReplayedOn(lambda inputs: inputs[0] + 1, x.device)
+    replayed([x])
+    own = weakref.ref(replayed)
+    gc.disable()
+    try:
+        del replayed
+        assert own() is None
+    finally:
+        gc.enable()
 
 
 def test_each_recording_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

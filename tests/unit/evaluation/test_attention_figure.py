@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def test_images_of_any_normalization_and_number_of_channels_are_shown() -> None:
 def test_a_file_that_cannot_be_written_and_a_library_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     maps = {"dense": [torch.rand(2, 2)]}
-    with pytest.raises(snows.InputError, match=r"cannot write .*nowhere"):
+    with pytest.raises(snows.InputError, match=r"cannot write .*nowhere.*; what was to be written is in .*"):
         draw(maps, torch.rand(1, 3, 4, 4), tmp_path / "nowhere" / "maps.png")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(snows.InputError, match=r"pip install 'snows\[plot\]'"):
@@ -96,5 +98,10 @@ def test_the_command_draws_dense_mask_only_and_re_adjusted(
     assert list(drawn["maps"]) == ["dense"]
     assert capsys.readouterr().out == ""
     assert call(*command, "--out", "maps.jpg") == 2
+    monkeypatch.setattr(module, "attention_maps", lambda *_: pytest.fail("the work began"))
+    Path("folder.png").mkdir()
+    assert call(*command, "--out", "folder.png") == 2
+    assert call(*command, "--out", "net.py/maps.png") == 1
+    assert "net.py is no folder" in capsys.readouterr().err
     assert call("attention", "net.py:make", "--data", "net.py:words") == 1
     assert "no table of images" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from torch import nn
 import snows
 from snows.evaluation import tolerance
 from snows.evaluation.tolerance import Sensitivity
+from snows.events import Event, Working
 from tests.networks import example, make, prunable
 
 
@@ -34,6 +35,12 @@ def test_every_layer_with_every_pattern_that_it_takes() -> None:
                 0.5 if level.unstructured is False else float(level.pattern), abs=0.1
             )
             assert level.readjusted.error <= level.mask_only.error * 1.5
+
+
+def test_a_listener_hears_which_layer_is_measured() -> None:
+    seen: list[Event] = []
+    found = measure(progress=seen.append)
+    assert seen == [Working(layer.name, done, len(found.layers)) for done, layer in enumerate(found.layers)]
 
 
 def test_the_default_layers_are_those_of_prune() -> None:

@@ -8,11 +8,24 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from snows.events import DistillStep, LayerSolved, LayerStarted, RunFinished, SolveReport
+from snows.events import (
+    Counted,
+    DistillStep,
+    EpochEnded,
+    LayerSolved,
+    LayerStarted,
+    Retrained,
+    RetrainingStarted,
+    RunFinished,
+    SolveReport,
+    TrainingStep,
+    Working,
+)
 from snows.listeners import log
 from snows.listeners.log import LogLines
 
@@ -56,6 +69,15 @@ def test_other_work(every_line: pytest.LogCaptureFixture) -> None:
     assert messages[3:] == ["a line that stays"]
 
 
+def test_names_cannot_forge_a_line(every_line: pytest.LogCaptureFixture) -> None:
+    with LogLines("evil\nfinished in 2 minutes\x1b[2J") as lines:
+        lines(LayerStarted(("fc\n\x1b[2J",), 0, 2, 0, 1))
+        lines(LayerSolved(("fc\n\x1b[2J",), 0, 2, 0, 1, SOLVE))
+    assert all(message.isprintable() for message in every_line.messages)
+    assert every_line.messages[0] == r"evil\nfinished in 2 minutes\x1b[2J"
+    assert r"fc\n\x1b[2J, loss 2 -> 0.5" in every_line.messages[1]
+
+
 def test_quick_steps_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "snows")
     with LogLines("training", total=1000) as lines:
@@ -64,15 +86,38 @@ def test_quick_steps_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == ["training"]
 
 
-def test_steps_of_the_last_stage_share_a_line(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [DistillStep, Counted, lambda step, steps: TrainingStep(step, steps, 1, 2)])
+def test_steps_share_a_line(
+    kind: Callable[[int, int], Counted], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "_LEAST_SECONDS", 0.0)
     caplog.set_level(logging.INFO, "snows")
     with LogLines("starting") as lines:
         for step in range(1, 101):
-            lines(DistillStep(step, 100))
+            lines(kind(step, 100))
     assert caplog.messages == ["starting"]
+
+
+def test_a_line_for_every_epoch(every_line: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "_LEAST_SECONDS_OF_STEPS", 20.0)
+    with LogLines("starting") as lines:
+        lines(RetrainingStarted("Net", {"epochs": 2}, None, 64, 8, "top1", 0, "cpu"))
+        for epoch in range(3):
+            lines(EpochEnded(epoch, 2, 0.1, 1.0, {"top1": 0.5}))
+            lines(TrainingStep(epoch + 1, 2, epoch, 2))
+        lines(Retrained(125.0))
+    assert every_line.messages[1] == "Net, 2 epochs of retraining: 64 samples, on cpu"
+    assert [message.split(",")[0] for message in every_line.messages[2:]] == [
+        *(f"epoch {epoch}/2: top1 0.5000 on held-out samples" for epoch in range(3)), "finished in 2 minutes",
+    ]  # fmt: skip
+
+
+def test_a_line_for_every_piece_of_other_work(every_line: pytest.LogCaptureFixture) -> None:
+    with LogLines("timing") as lines:
+        lines(Working("fc, batch 1", 0, 2))
+        lines(Working("fc, batch 8", 1, 2, "eager"))
+    messages = [re.sub(r", (a second in this step|ends about ).*", "", message) for message in every_line.messages]
+    assert messages == ["timing", "fc, batch 1, 0/2", "fc, batch 8, eager, 1/2"]
 
 
 def test_a_long_step_is_heard_of(caplog: pytest.LogCaptureFixture) -> None:

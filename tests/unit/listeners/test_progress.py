@@ -66,6 +66,15 @@ def test_names_are_not_read_as_markup() -> None:
     assert "sweep 1/1  [/red]" in shown_after(LayerStarted(("[/red]",), 0, 1, 0, 1))
 
 
+def test_names_are_not_obeyed_by_the_terminal() -> None:
+    assert r"sweep 1/1  fc\n\x1b]0;owned\x07" in shown_after(LayerStarted(("fc\n\x1b]0;owned\x07",), 0, 1, 0, 1))
+    console = terminal()
+    with ProgressBar("evil\x1b]0;owned\x07", console=console) as bar:
+        bar.print("evil\nfinished\x07")
+    assert r"evil\nfinished\x07" in text(console)
+    assert "\x07" not in text(console)
+
+
 def test_the_expected_memory_stays_above_the_bar() -> None:
     console = terminal()
     with ProgressBar(console=console) as bar:
@@ -107,9 +116,9 @@ class Closing:
 def test_what_progress_stands_for(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "snows")
     event = MemoryEstimated(1 << 30)
-    with listening(True) as lines:  # there is no terminal here
+    with listening(True) as lines, listening(True, "timing"):  # there is no terminal here
         lines(event)
-    assert caplog.messages == [BEGINNING, str(event)]
+    assert caplog.messages == [BEGINNING, "timing", str(event)]
     with listening(False) as silent:
         silent(event)
     seen: list[Event] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import snows
-from snows.events import Counted, Warned
+from snows.events import Counted, EpochEnded, RetrainingStarted, TrainingStep, Warned
 from snows.listeners import TensorBoard
 from tests.networks import example, make
 
@@ -45,6 +45,22 @@ def test_a_run(tmp_path: Path) -> None:
     other(Epoch(2, 2, 0.25))
     other.close()
     assert scalars(tmp_path / "epochs") == {"Epoch/loss": [(1, 0.5), (2, 0.25)]}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_epochs_of_a_retraining(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    board(RetrainingStarted("Net", {"epochs": 1}, None, 64, 8, "top1", 0, "cpu"))
+    board(EpochEnded(0, 1, 0.0, float("nan"), {"top1": 0.25, "loss": 4.0}))
+    board(TrainingStep(1, 1, 1, 1, {"top1": 0.25}))
+    board(EpochEnded(1, 1, 0.5, 2.0, {"top1": 0.75, "loss": 1.0}))
+    board.close()
+    assert scalars(tmp_path) == {
+        "retraining/lr": [(0, 0.0), (1, 0.5)],
+        "retraining/loss": [(1, 2.0)],
+        "retraining/held_out_top1": [(0, 0.25), (1, 0.75)],
+        "retraining/held_out_loss": [(0, 4.0), (1, 1.0)],
+    }
 
 
 def test_without_the_package_it_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,17 @@ import re
 
 import pytest
 
-from snows.events import CGStep, DistillStep, LayerSolved, LayerStarted, SolveReport, TimeEstimated
+from snows.events import (
+    CGStep,
+    DistillStep,
+    EpochEnded,
+    LayerSolved,
+    LayerStarted,
+    SolveReport,
+    TimeEstimated,
+    TrainingStep,
+    Working,
+)
 from snows.listeners.timeline import Timeline
 
 SOLVE = SolveReport(1, 2.0, 1.0, 0.5, "closed form", "converged", 1, 5, 0, "gauss-newton", 1e-6, 0.1)
@@ -96,3 +106,38 @@ def test_steps_inside_a_layer_are_a_detail_of_it() -> None:
     assert (run.timeline.description, run.timeline.detail) == ("sweep 1/1  fc", "Newton 2/5, CG 3")
     run.timeline(LayerStarted(("fd",), 1, 2, 0, 1))
     assert run.timeline.detail == ""
+
+
+def test_the_end_is_not_known_until_the_number_of_training_steps_is() -> None:
+    run = Run()
+    run.timeline(EpochEnded(0, 3, 0.0, 1.0, {"top1": 0.5}))
+    for step in range(1, 11):
+        run.clock.time += 2
+        run.timeline(TrainingStep(step, None, 1, 3))
+        assert (run.timeline.completed, run.timeline.total, run.timeline.remaining) == (step, None, None)
+    run.timeline(EpochEnded(1, 3, 0.1, 1.0, {"top1": 0.625}))
+    assert run.timeline.description == "epoch 1/3: top1 0.6250 on held-out samples"
+    run.clock.time += 2
+    run.timeline(TrainingStep(11, 30, 2, 3, {"top1": 0.625}))
+    assert run.timeline.remaining == pytest.approx(2 * 19)
+
+
+def test_steps_of_an_earlier_call_say_nothing_of_the_pace_of_training() -> None:
+    run = Run()
+    run.timeline(EpochEnded(2, 3, 0.1, 1.0, {}, recalled=True))
+    run.clock.time += 5
+    run.timeline(TrainingStep(21, 30, 3, 3))
+    assert run.timeline.remaining == pytest.approx(5 * 9)
+
+
+def test_pieces_of_other_work() -> None:
+    run = Run()
+    run.clock.time += 100  # of preparation
+    run.timeline(Working("dense", 4, 10))
+    assert (run.timeline.remaining, run.timeline.completed, run.timeline.total) == (None, 4, 10)
+    run.clock.time += 30
+    run.timeline(Working("wanda", 5, 10))
+    assert run.timeline.remaining == pytest.approx(30 * 5)
+    run.clock.time += 6
+    run.timeline(Working("wanda", 5, 10, "sweep 1/1  fc"))
+    assert (run.timeline.description, run.timeline.detail) == ("wanda", "sweep 1/1  fc")

@@ -139,16 +139,31 @@ def test_a_kill_between_two_renames_is_mended(tmp_path: Path) -> None:
 
 
 def test_the_old_folder_comes_back_if_there_is_no_other(tmp_path: Path) -> None:
-    (tmp_path / ".out-abcd-old").mkdir()
-    (tmp_path / ".out-abcd-old" / "old.txt").write_text("old")
+    (tmp_path / ".out-abcd1234-old").mkdir()
+    (tmp_path / ".out-abcd1234-old" / "old.txt").write_text("old")
     mend(tmp_path / "out")
     assert kept(tmp_path) == ["out", "out/old.txt"]
 
 
+def test_what_was_replaced_is_not_mended_where_a_kill_left_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # as if killed then
+    for text in ("old", "new"):
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "text.txt").write_text(text)
+    (tmp_path / "out").rename(tmp_path / "elsewhere")
+    mend(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "elsewhere" / "text.txt").read_text() == "new"
+
+
 def test_only_what_is_ours_is_mended(tmp_path: Path) -> None:
-    for name in (".other-abcd-old", ".out-abcd", "out-old"):
+    for name in (".other-abcd1234-old", ".out-abcd1234", "out-old", ".out-v2-abcd1234-old", ".out-v2-abcd1234"):
         (tmp_path / name).mkdir()
-    (tmp_path / ".out-file-old").write_text("no folder")
+        (tmp_path / name / "content.txt").write_text(name)
+    (tmp_path / ".out-wxyz1234-old").mkdir()  # empty, as a trial that was killed leaves it
+    (tmp_path / ".out-file1234-old").write_text("no folder")
     before = kept(tmp_path)
     mend(tmp_path / "out")
     mend(tmp_path / "nowhere" / "out")
@@ -159,9 +174,10 @@ def test_names_that_cannot_be_changed_are_said(tmp_path: Path, monkeypatch: pyte
     def refuse(*_: Any) -> NoReturn:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    (tmp_path / ".out-abcd-old").mkdir()
+    (tmp_path / ".out-abcd1234-old").mkdir()
+    (tmp_path / ".out-abcd1234-old" / "old.txt").write_text("old")
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(InputError, match=r"saving it was interrupted, and its content is in .*\.out-abcd-old"):
+    with pytest.raises(InputError, match=r"saving it was interrupted, and its content is in .*\.out-abcd1234-old"):
         mend(tmp_path / "out")
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from snows.events import DenseLayer, Distilled, Event, LayerFacts, OperationErrors
+from snows.events import DenseLayer, Distilled, EpochEnded, Event, LayerFacts, OperationErrors
 from snows.results.html import render
 from snows.results.report import Report, fold
-from tests.unit.results.test_report import FINISHED, RUN, STARTED, solve, solved
+from tests.unit.results.test_report import FINISHED, RETRAINED, RUN, STARTED, solve, solved
 
 
 class Page(HTMLParser):
@@ -158,7 +158,21 @@ def test_the_closed_form_is_a_result_of_its_own_where_newton_went_on_from_it() -
 
 
 def test_an_empty_report_has_a_page() -> None:
-    assert "h1" in Page(render(Report().to_dict())).tags
+    found = Page(render(Report().to_dict()))
+    assert "h1" in found.tags
+    assert "masks by" not in found.text  # nothing is known
+
+
+@pytest.mark.parametrize("run", [RUN, []])
+def test_a_retraining_cut_off_anywhere_has_a_page(run: list[Event]) -> None:
+    for length in range(1, len(RETRAINED) + 1):
+        found = page(*run, *RETRAINED[:length])
+        assert ("Not finished" in found.text) == (length < len(RETRAINED))
+        epochs = sum(isinstance(event, EpochEnded) for event in RETRAINED[:length])
+        assert ["0", "0", "", "0.5"] in found.rows or epochs == 0
+        words = f"what has happened so far, {max(0, epochs - 1)} of 2 epochs of retraining."
+        assert words in found.text or length == len(RETRAINED)
+    assert "Kept are the weights of epoch 1: the best top-1 accuracy of 10 held-out samples" in found.text
 
 
 def test_the_data_of_the_charts_is_the_report() -> None:

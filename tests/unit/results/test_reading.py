@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 import snows
 from snows.events import Phase
 from snows.results.reading import read_report, read_result
+from snows.results.report import fold
 from tests.networks import mlp
 from tests.saved import quick
+from tests.unit.results.test_report import RETRAINED, RUN
 
 
 def saved(folder: Path) -> snows.Result:
@@ -35,6 +38,15 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     found.save(tmp_path / "b")
     for name in ("model.safetensors", "masks.safetensors", "report.json", "recipe.json"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_a_retraining_is_read() -> None:
+    report = fold([*RUN, *RETRAINED])
+    found = read_report(json.loads(report.to_json()), "report.json")
+    assert found.retraining is not None
+    assert math.isnan(found.retraining.history[0].loss)
+    assert found.to_dict() == report.to_dict()
+    assert found.retraining.after == {"top1": 0.75}
 
 
 def test_a_changed_byte_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given
@@ -17,18 +17,22 @@ from snows.events import (
     DenseLayer,
     Distilled,
     DistillStep,
+    EpochEnded,
     Event,
     LayerFacts,
     LayerSolved,
     LayerStarted,
     MemoryEstimated,
     OperationErrors,
+    Retrained,
+    RetrainingStarted,
     RunFinished,
     RunStarted,
     SolveReport,
+    TrainingStep,
     Warned,
 )
-from snows.results.report import Report, fold
+from snows.results.report import Report, add, fold
 
 STARTED = RunStarted(
     model="Net",
@@ -78,6 +82,15 @@ RUN: list[Event] = [
     Warned("one row is empty"),
     FINISHED,
 ]
+RETRAINED: list[Event] = [
+    RetrainingStarted("Net", {"epochs": 2}, None, 90, 10, "top1", 3, "cpu"),
+    EpochEnded(0, 2, 0.0, math.nan, {"top1": 0.5}, best=True, recalled=True),
+    EpochEnded(1, 2, 0.1, 2.0, {"top1": 0.75}, 9, best=True, recalled=True),
+    TrainingStep(10, 18, 2, 2),
+    Warned("labels are odd"),
+    EpochEnded(2, 2, 0.1, 1.0, {"top1": 0.7}, 9),
+    Retrained(2.5),
+]
 
 
 def strict(report: Report) -> dict[str, object]:
@@ -107,6 +120,29 @@ def test_a_whole_run() -> None:
     assert [layer.sparsity for layer in report.layers] == [0.5, 0.5, 0.75]
     assert report.sparsity == 1 - 36 / 80
     assert report.network_sparsity == 44 / 200
+
+
+def test_a_retraining_goes_on_from_the_report() -> None:
+    before = replace(fold(RUN), evaluation=[{"network": "pruned"}])
+    report = fold(RETRAINED, before)
+    done = report.retraining
+    assert done is not None
+    assert (done.samples, done.held_out_samples, done.seconds, done.finished) == (90, 10, 2.5, True)
+    assert (done.best_epoch, done.recalled_epochs, done.before, done.after) == (1, 1, {"top1": 0.5}, {"top1": 0.75})
+    assert replace(report, retraining=None, warnings=[], evaluation=[]) == replace(fold(RUN), warnings=[])
+    assert report.warnings == ["unnormalized pixels", "one row is empty", "labels are odd"]
+    assert (before.retraining, len(before.warnings), len(before.evaluation), report.evaluation) == (None, 2, 1, [])
+    data: Any = strict(report)["retraining"]
+    assert (data["best_epoch"], data["recalled_epochs"], data["history"][0]["loss"]) == (1, 1, None)
+    other = fold([*RUN, replace(RETRAINED[0], seed=4)]).retraining  # type: ignore[type-var]  # an event
+    assert other is not None
+    assert (other.history, other.finished, other.best_epoch) == ([], False, 0)
+
+
+def test_which_events_change_the_report() -> None:
+    report = Report()
+    told = {type(event) for event in [*RUN, *RETRAINED] if add(event, report)}
+    assert told == {type(event) for event in [*RUN, *RETRAINED]} - {LayerStarted, DistillStep, TrainingStep}
 
 
 def test_a_group_shares_its_solves_and_counts_once() -> None:
@@ -187,7 +223,7 @@ class Odd(Event):
     """An event of a later version."""
 
 
-events = st.sampled_from([*RUN, Odd(), solved("elsewhere", solve=solve())])
+events = st.sampled_from([*RUN, *RETRAINED, Odd(), solved("elsewhere", solve=solve())])
 
 
 @given(st.lists(events))

@@ -40,6 +40,16 @@ def test_what_to_look_at_is_said_below() -> None:
     assert any(line.startswith("b[red] ") for line in text.splitlines())  # no markup
 
 
+def test_names_are_not_obeyed_by_a_terminal_and_forge_no_line() -> None:
+    evil = "a\nWeights: 0\x1b[2J"
+    layers = tuple(replace(STARTED.layers[2], name=name, group=(name,)) for name in (evil, "b", "c"))
+    run = [solved(name, solve=replace(solve(), loss=9.0 if name == evil else 1.0)) for name in (evil, "b", "c")]
+    report = fold([replace(STARTED, model=evil, pattern=evil, mask=evil, layers=layers), *run])
+    for line in (*report.summary().splitlines(), repr(report)):
+        assert line.isprintable()
+        assert not line.startswith("Weights: 0")
+
+
 def test_long_names_are_whole() -> None:
     name = "blocks." * 20 + "conv"
     layer = replace(STARTED.layers[2], name=name)

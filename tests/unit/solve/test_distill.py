@@ -22,6 +22,7 @@ from tests.networks import example, make
 from tests.transformers import Vision, build, images
 
 PLENTY = Memory(1 << 34)
+CPU = torch.device("cpu")
 RECIPE = DEFAULT.replace(
     horizon=0, sweeps=1, targets="dense-weights", finish_steps=40, finish_batch=16, finish_rate=1e-3
 )
@@ -151,8 +152,7 @@ def test_gradients_of_pieces_add_up(model: nn.Module) -> None:
             return match.loss(leaves, pruned) / pieces
 
         gradient = _Gradient(loss, variables)
-        for part in x.chunk(pieces):
-            gradient.add([part])
+        gradient.add([part] for part in x.chunk(pieces))
         return [v.grad for v in variables if v.grad is not None]
 
     for one, four in zip(gradients(1), gradients(4), strict=True):
@@ -165,7 +165,7 @@ def test_gradients_lie_in_memory_as_their_variables_do() -> None:
     loss = lambda _: (variable.permute(0, 2, 3, 1) * factors).sum()  # noqa: E731
     (found,) = torch.autograd.grad(loss(None), variable)
     assert found.stride() != variable.stride()
-    _Gradient(loss, [variable]).add([])
+    _Gradient(loss, [variable]).add([[]])
     assert variable.grad is not None
     assert variable.grad.stride() == variable.stride()
     torch.testing.assert_close(variable.grad, factors.permute(0, 3, 1, 2))
@@ -183,9 +183,9 @@ def test_a_convolutional_network_may_have_it(device: str) -> None:
 def test_little_memory_makes_small_pieces(model: nn.Module) -> None:
     graph, _, _ = parts(model)
     needed = 4 * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    assert _pieces(graph, 64, Memory(64 * needed)) == 1
-    assert _pieces(graph, 64, Memory(16 * needed)) == 4
-    assert _pieces(graph, 64, Memory(needed // 2)) == 64
+    assert _pieces(graph, 64, Memory(64 * needed), CPU) == 1
+    assert _pieces(graph, 64, Memory(16 * needed), CPU) == 4
+    assert _pieces(graph, 64, Memory(needed // 2), CPU) == 64
 
 
 def test_out_of_memory_is_survived(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from snows.solve.settings import DistillSettings
 from tests.networks import captured, example, make
 
 PLENTY = Memory(1 << 34)
+CPU = torch.device("cpu")
 SETTINGS = DistillSettings(steps=20, batch=4, rate=1e-2, half_precision=False)
 
 
@@ -119,7 +120,8 @@ def test_a_batch_is_no_more_than_there_are_samples(monkeypatch: pytest.MonkeyPat
 def test_pieces_of_a_batch_fit_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = captured("mlp")[1]
     needed = 4 * sum(int(node.meta["bytes"]) for node in graph.nodes)
-    assert [_pieces(graph, 8, Memory(total)) for total in (8 * needed, 8 * needed - 1, 2 * needed, 1)] == [1, 2, 4, 8]
+    totals = (8 * needed, 8 * needed - 1, 2 * needed, 1)
+    assert [_pieces(graph, 8, Memory(total), CPU) for total in totals] == [1, 2, 4, 8]
     assert sizes_of(stage(steps=2, batch=8, memory=Memory(4 * needed)), monkeypatch) == [4, 4, 4, 4]
 
 

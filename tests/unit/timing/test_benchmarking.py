@@ -10,6 +10,7 @@ from torch import nn
 
 import snows
 from snows.errors import ArgumentError, InputError
+from snows.events import Event, Working
 from snows.timing import benchmarking, kernels
 from tests.exported import calibration, images, save
 
@@ -54,6 +55,14 @@ def test_the_whole_network_in_every_engine(pruned: Path) -> None:
     assert {("onnxruntime", "dense", 2), ("openvino", "dense", 1), ("openvino", "sparse", 2)} <= set(rows)
     assert {("torch", "dense", 1), ("torch", "sparse", 2)} <= set(rows)
     assert [row.reason for row in found.network if row.timing is None] == []
+
+
+def test_a_listener_hears_what_is_timed(pruned: Path) -> None:
+    seen: list[Event] = []
+    bench(pruned, engines=["torch"], modes=["eager"], progress=[False, seen.append])
+    pieces = [event for event in seen if isinstance(event, Working)]
+    assert [event.done for event in pieces] == list(range(pieces[0].total))
+    assert {"9, batch 2", "the whole network, torch, eager, batch 1"} <= {event.what for event in pieces}
 
 
 def test_layers_that_are_alike_are_timed_once(tmp_path: Path) -> None:

@@ -333,6 +333,8 @@ def test_a_wrapped_model() -> None:
     model, masks = masked()
     snows.freeze(nn.DataParallel(model), masks)
     snows.freeze(torch.compile(model), masks)  # type: ignore[type-var]
+    snows.freeze(torch.compile(nn.DataParallel(model)), masks)  # type: ignore[type-var]
+    snows.freeze(nn.DataParallel(torch.compile(model)), masks)  # type: ignore[arg-type]
     plain(sgd)(model)
     assert regrown(model, masks) == 0
 

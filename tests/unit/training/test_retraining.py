@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import snows
 from snows.data import embedded
-from snows.events import EpochEnded, Event, TrainingStep
+from snows.events import EpochEnded, Event, Retrained, RetrainingStarted, TrainingStep, Warned
+from snows.results.report import fold
 from tests.saved import contents
 
 QUICK: dict[str, Any] = {"epochs": 3, "batch": 16, "lr": 0.01, "progress": False}
@@ -76,8 +78,9 @@ def test_masks_stay_and_predictions_come_back(teacher: nn.Module | None) -> None
 
 
 def test_the_trained_result_is_ordinary_again() -> None:
-    """The guards are gone: a step of SGD regrows removed weights."""
+    """The guards are gone: a step of SGD regrows removed weights. So are the gradients."""
     after = snows.retrain(pruned(), (X, Y), **QUICK)
+    assert all(parameter.grad is None for parameter in after.model.parameters())
     after.model(X).sum().backward()
     torch.optim.SGD(after.model.parameters(), lr=0.1).step()
     name, kept = next(iter(after.masks.items()))
@@ -133,25 +136,64 @@ def test_a_killed_run_goes_on_with_the_same_bits(source: str, tmp_path: Path) ->
     a, b = whole.report.retraining, resumed.report.retraining
     assert a is not None
     assert b is not None
-    assert (a.history[1:], a.best_epoch) == (b.history[1:], b.best_epoch)
+    assert [replace(ended, recalled=False) for ended in b.history[1:]] == a.history[1:]
+    assert a.best_epoch == b.best_epoch
     assert (a.recalled_epochs, b.recalled_epochs) == (0, 2)
     assert len(list((tmp_path / "kept" / "epochs").iterdir())) == 1
     again = snows.retrain(start, **arguments, **options)
     assert equal(bits(whole), bits(again))
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = pruned()
-    snows.retrain(start, (X, Y), **QUICK, resume=tmp_path / "kept")
+    given = {"data": Rows(), "held_out": (X[:20], Y[:20]), "resume": tmp_path / "kept", **QUICK}
+    snows.retrain(start, **given)
     before = contents(tmp_path)
-    for words, data, others in (
-        ("lr was 0.01 and is 0.1", (X, Y), {"lr": 0.1}),
-        ("the training samples differ", (X[:100], Y[:100]), {}),
-        ("teacher was none", (X, Y), {"teacher": dense()}),
+    other_masks = {name: kept.logical_not().roll(1) | kept for name, kept in start.masks.items()}
+    fewer = pruned()
+    fewer.model[6].weight.requires_grad_(False)  # type: ignore[index,union-attr]  # it is a Sequential
+    for words, result, others in (
+        ("lr was 0.01 and is 0.1", start, {"lr": 0.1}),
+        ("the training samples differ", start, {"data": Rows(X + 1)}),
+        ("the training samples differ", start, {"data": DataLoader(Rows(X + 1), 16)}),
+        ("the held-out samples differ", start, {"held_out": Rows()}),
+        ("teacher was none", start, {"teacher": dense()}),
+        ("the masks differ", replace(start, masks=other_masks), {}),
+        ("the parameters that are trained differ", fewer, {}),
     ):
         with pytest.raises(snows.InputError, match=words):
-            snows.retrain(start, data, **{**QUICK, **others}, resume=tmp_path / "kept")
+            snows.retrain(result, **{**given, **others})
+    monkeypatch.setattr("snows.results.folder.__version__", "0.13.0")
+    with pytest.raises(snows.InputError, match=r"versions snows was 0\.14\.0 and is 0\.13\.0"):
+        snows.retrain(start, **given)
     assert contents(tmp_path) == before
+
+
+def renamed(file: Path) -> None:
+    """As a later epoch."""
+    file.rename(file.with_name(file.name.replace("epoch00002", "epoch00003")))
+
+
+def of_another_run(file: Path) -> None:
+    other = file.parents[2] / "other"
+    with pytest.raises(Killed):
+        snows.retrain(pruned(), (X, Y), **{**QUICK, "seed": 5, "progress": killed_at(3, 4)}, resume=other)
+    (theirs,) = (other / "epochs").iterdir()
+    file.unlink()
+    (file.parent / theirs.name).write_bytes(theirs.read_bytes())
+
+
+@pytest.mark.parametrize("spoil", [renamed, of_another_run])
+def test_an_epoch_that_belongs_elsewhere_is_not_used(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    start = pruned()
+    whole = snows.retrain(start, (X, Y), **QUICK)
+    with pytest.raises(Killed):
+        snows.retrain(start, (X, Y), **{**QUICK, "progress": killed_at(3, 4)}, resume=tmp_path / "kept")
+    (file,) = (tmp_path / "kept" / "epochs").iterdir()
+    spoil(file)
+    with pytest.warns(snows.SnowsWarning, match="not what was written for this epoch of this run"):
+        again = snows.retrain(start, (X, Y), **QUICK, resume=tmp_path / "kept")
+    assert equal(bits(whole), bits(again))
 
 
 def test_a_damaged_epoch_is_not_used(tmp_path: Path) -> None:
@@ -162,6 +204,8 @@ def test_a_damaged_epoch_is_not_used(tmp_path: Path) -> None:
     with pytest.warns(snows.SnowsWarning, match="is damaged"):
         again = snows.retrain(start, (X, Y), **QUICK, resume=tmp_path / "kept")
     assert equal(bits(whole), bits(again))
+    assert [" is damaged" in warning for warning in again.report.warnings] == [True]
+    assert start.report.warnings == []
 
 
 def test_the_best_epoch_is_kept() -> None:
@@ -223,11 +267,14 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 class Rows(Dataset[tuple[Tensor, Tensor]]):
+    def __init__(self, x: Tensor = X) -> None:
+        self.x = x
+
     def __len__(self) -> int:
         return len(X)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return X[index], Y[index]
+        return self.x[index], Y[index]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +300,53 @@ def test_data_comes_in_any_form(data: Any, samples: int | None, held_out: Any) -
     assert done.held_out_samples == (14 if held_out == 0.1 else 145)
     assert [event.epoch for event in seen if isinstance(event, EpochEnded)] == [0, 1]
     assert any(isinstance(event, TrainingStep) for event in seen)
-    assert str(seen[1]).startswith("retraining, epoch 1/1")
+    assert str(next(event for event in seen if isinstance(event, TrainingStep))).startswith("retraining, epoch 1/1")
+
+
+def test_the_report_is_the_fold_of_the_events() -> None:
+    start = pruned()
+    seen: list[Event] = []
+    with pytest.warns(snows.SnowsWarning, match="were not zero"):
+        after = snows.retrain(
+            replace(start, model=dense()), Stream(), held_out=(X, Y), **{**QUICK, "progress": seen.append}
+        )
+    assert fold(seen, start.report) == after.report
+    assert [type(event) for event in seen if not isinstance(event, TrainingStep)] == [
+        Warned, RetrainingStarted, EpochEnded, EpochEnded, EpochEnded, EpochEnded, Retrained,
+    ]  # fmt: skip
+    done = after.report.retraining
+    assert done is not None
+    assert done.best_epoch == max(range(4), key=lambda epoch: (
+        done.history[epoch].held_out["top1"], -done.history[epoch].held_out["loss"],
+    ))  # fmt: skip
+
+
+def test_steps_are_counted_over_all_epochs_once_their_number_is_known(tmp_path: Path) -> None:
+    """A loader without a length tells it in its first epoch. One sample that is left over is not trained on."""
+
+    def steps(data: Any, listener: Callable[[Event], None] | None = None, **options: Any) -> list[Any]:
+        seen: list[Event] = []
+        listeners = [seen.append] if listener is None else [seen.append, listener]
+        with suppress(Killed):
+            snows.retrain(pruned(), data, held_out=(X, Y), **{**QUICK, "progress": listeners, **options})
+        return [(event.step, event.steps) for event in seen if isinstance(event, TrainingStep)]
+
+    known = [(step, 24) for step in range(1, 25)]
+    whole = steps(DataLoader(Stream(), 18))  # the ninth batch has one sample
+    assert whole == [(step, None) for step in range(1, 9)] + known[8:]
+    assert steps((X[:144], Y[:144]), batch=18) == known
+    assert steps((X, Y), batch=18) == [(step, 27) for step in range(1, 9)] + known[8:]
+    kept = {"resume": tmp_path / "kept"}
+    assert steps(DataLoader(Stream(), 18), killed_at(2, 4), **kept) == whole[:13]
+    assert steps(DataLoader(Stream(), 18), **kept) == known[8:]
+
+
+def test_training_on_a_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded: list[int] = []
+    start = pruned()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    snows.retrain(start, (X, Y), **QUICK)
+    assert not seeded
 
 
 class WritesItsWeight(nn.Module):
@@ -267,6 +360,30 @@ class WritesItsWeight(nn.Module):
         if self.training:
             self.layers[0].weight.data += 1  # type: ignore[operator,union-attr]  # it is a tensor
         return self.layers(x)  # type: ignore[no-any-return]  # a tensor
+
+
+class Overflowing(nn.Module):
+    """Its outputs are finite while it is trained; afterwards they are not, where no training loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = dense()
+        self.trained = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.trained |= self.training
+        scores = self.layers(x)
+        return scores / 0 if self.trained and not self.training else scores  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("teacher", [None, dense()])
+def test_outputs_that_are_not_finite_after_an_epoch_are_refused(teacher: nn.Module | None) -> None:
+    start, model = pruned(), Overflowing()
+    model.layers.load_state_dict(start.model.state_dict())
+    masks = {f"layers.{name}": kept for name, kept in start.masks.items()}
+    words = "gives NaN or infinity on the held-out samples after epoch 1; use a smaller learning rate than 0.01"
+    with pytest.raises(snows.InputError, match=words):
+        snows.retrain(replace(start, model=model.eval(), masks=masks), (X, Y), teacher=teacher, **QUICK)
 
 
 def test_weights_that_the_model_writes_itself_are_found() -> None:
@@ -291,6 +408,14 @@ def test_weights_that_the_model_writes_itself_are_found() -> None:
         snows.retrain(replace(start, model=late.eval(), masks=masks), (X, Y), **QUICK)
 
 
+def broken() -> snows.Result:
+    """Pruned, and then written to."""
+    start = pruned()
+    with torch.no_grad():
+        start.model.get_parameter("4.bias")[0] = torch.nan
+    return start
+
+
 BAD: dict[str, tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] = {
     "no result": (snows.ArgumentError, "pruned is a Sequential; expected", dense, {}),
     "model for a result": (snows.ArgumentError, "model is given with a result", pruned, {"model": dense()}),
@@ -310,9 +435,15 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any], dict[str, Any]]] =
     "label outside": (snows.InputError, "labels go from", pruned, {"data": (X, Y + 7)}),
     "label outside, trained": (snows.InputError, "labels go from 7", pruned, {"data": (X, Y + 7), "held_out": (X, Y)}),
     "crop": (snows.ArgumentError, "crop and flip are for images", pruned, {"crop": 4}),
-    "teacher": (snows.ArgumentError, "teacher is a str; expected the dense network", pruned, {"teacher": "resnet50"}),
+    "teacher": (snows.ArgumentError, "teacher is a str; expected an nn.Module", pruned, {"teacher": "resnet50"}),
     "other teacher": (snows.InputError, r"returns \(14, 3\) and the teacher \(14, 8\)", pruned, {"teacher": nn.ReLU()}),
     "half": (snows.InputError, "0.weight is in half", lambda: pruned(dense().half()), {}),
+    "not finite": (
+        snows.InputError,
+        "gives NaN or infinity on the held-out samples; look at its weights",
+        broken,
+        {},
+    ),
     "diverges": (snows.InputError, "use a smaller learning rate than 1e[+]30", pruned, {"lr": 1e30}),
     "nothing trainable": (snows.ArgumentError, "takes gradients", lambda: pruned(dense().requires_grad_(False)), {}),
     "empty": (snows.InputError, "the training data has no batches", pruned, {"data": [], "held_out": (X, Y)}),

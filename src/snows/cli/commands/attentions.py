@@ -50,10 +50,13 @@ def attention(
     from torch import Tensor
 
     from ...evaluation.attention_figure import attention_maps, draw, drawing_library
+    from ...reading import is_folder
+    from ...results.files import check_writable
     from ..tables import make_console
 
-    if out.suffix != ".png":
+    if out.suffix != ".png" or is_folder(out):
         raise ArgumentError(f"--out is {out}; expected a file that ends in .png")
+    check_writable(out)
     drawing_library()
     request = Request.read(model, data, weights, images, seed, config, device, quiet)
     dense, read = request.model_and_data()

@@ -17,16 +17,20 @@ from ..arguments import (
     DataOption,
     DebugOption,
     DeviceOption,
+    EventsOption,
     ForceOption,
     JsonOption,
+    LiveOption,
     QuietOption,
     SavedArgument,
     SeedOption,
+    TensorBoardOption,
 )
 from ..interruption import saying
 from ..request import EMBEDDED_DATA, EMBEDDED_MODEL, Request
 from ..rows import Judge
 from ..tables import print_retraining
+from ..watching import listeners_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,6 +124,9 @@ def retrain(
     resume: EpochsFolderOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
+    events: EventsOption = None,
+    tensorboard: TensorBoardOption = None,
+    live: LiveOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -129,12 +136,13 @@ def retrain(
 
     Defaults are the paper's for CIFAR-10. The best weights on held-out samples are kept.
     """
-    from ...results.storage import refuse_existing
+    from ...results.result import save_or_rescue
+    from ...results.storage import check_output
     from ...training.checkpoints import kept_epochs
     from ...training.retraining import retrain as run
     from ...training.settings import TrainingSettings
 
-    refuse_existing(out, force)
+    check_output(out, force, resume)
     if teacher is None and teacher_weights is not None:
         raise ArgumentError("--teacher-weights is given without --teacher; expected both or neither")
     figures: dict[str, Any] = {
@@ -143,22 +151,18 @@ def retrain(
     }  # fmt: skip
     TrainingSettings(**figures)  # refuses wrong figures before anything is read
     pruned, request = _read(directory, model, teacher, teacher_weights, data, seed, config, device, quiet or as_json)
-    with request.step("reading the data"):
-        read = request.load(request.require_data(), samples)
-        judging = _held_out(request, held_out, labelled=teacher is None)
-        dense = request.model() if teacher is not None else None
+    request.require_data()
+    listeners = listeners_of(events, tensorboard, live, out, request.quiet, pruned.report)
+    read, judging, dense = _data(request, samples, held_out, taught=teacher is not None)
     with saying(partial(kept_epochs, resume, "--resume DIR", "command")):
         result = run(
             pruned, read.samples(teacher is None), teacher=dense, held_out=judging, device=request.device, seed=seed,
-            progress=not request.quiet, resume=resume, **figures,
+            progress=[not request.quiet, *listeners], resume=resume, **figures,
         )  # fmt: skip
     with request.step("evaluating"):
         result = replace(result, report=replace(result.report, evaluation=_rows(read, dense, pruned, result)))
-    result.save(out, compact=compact, force=force)
-    if as_json:
-        print(result.report.to_json())
-    elif not quiet:
-        print_retraining(result.report, out)
+    save_or_rescue(result, out, compact, force)
+    print_retraining(result.report, out, as_json, quiet)
 
 
 def _read(
@@ -182,6 +186,13 @@ def _read(
         data = EMBEDDED_DATA
     request = Request.read(teacher or source or EMBEDDED_MODEL, data, weights, None, seed, config, device, quiet)
     return replace(pruned, source=source), request
+
+
+def _data(request: Request, samples: int | None, held_out: str, taught: bool) -> tuple[Data, Any, nn.Module | None]:
+    """What to train on, what to judge by, and the teacher if there is one."""
+    with request.step("reading the data"):
+        read = request.load(request.require_data(), samples)
+        return read, _held_out(request, held_out, labelled=not taught), request.model() if taught else None
 
 
 def _held_out(request: Request, words: str, labelled: bool) -> Any:

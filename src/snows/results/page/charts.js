@@ -38,7 +38,7 @@ function powerOf(power) {
 
 const percent = (value) => (value === null ? "–" : figure(100 * value) + " %");
 const whole = (value) => value.toLocaleString("en");
-const seconds = (value) => (value >= 90 ? figure(value / 60) + " min" : figure(value) + " s");
+const seconds = (value) => (value >= 90 ? figure(value / 60) + " min" : value < 0.01 ? "< 0.01 s" : figure(value) + " s");
 const bytes = (value) => (value >= 2 ** 30 ? figure(value / 2 ** 30) + " GiB" : figure(value / 2 ** 20) + " MiB");
 
 // Scales: `at` is where a value is drawn, from 0 (bottom) to 1 (top).
