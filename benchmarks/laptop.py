@@ -139,7 +139,7 @@ def in_own_process(source: Path, shared: Path) -> Row:
         images = Path(folder) / "images.pt"
         torch.save(calibration("resnet50", shared, FLOOR_IMAGES), images)
         command = [sys.executable, "-c", ONCE, str(shared.resolve()), str(images)]
-        answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        answer = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     seconds, processor = map(float, answer.stdout.split()[-2:])
     return {"seconds": round(seconds, 1), "cpu_seconds": round(processor, 1)}
 

@@ -2,10 +2,11 @@
 
     python scripts/kill.py --kills 40 --seconds 1500
 
-The run is `snows prune` on the embedded network, with a last stage, on a few images. Every process of it gets SIGTERM,
-SIGINT or SIGKILL at a random moment, half of them while layers are solved, half of them in the last stage. The same
-command follows, with the same --resume folder. After a few kills it is left to end, and its weights and masks are
-compared byte by byte with those of a run that nobody disturbed. Exit status 1 if any differ.
+The run is `snows prune` on the embedded network, with a last stage, on a few images, or on as many as the demo takes
+(--samples 1000). Every process of it gets SIGTERM, SIGINT or SIGKILL at a random moment, half of them while layers are
+solved, half of them in the last stage. The same command follows, with the same --resume folder. After a few kills it is
+left to end, and its weights and masks are compared byte by byte with those of a run that nobody disturbed. Exit status
+1 if any differ.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ INTERRUPTED = 130  # the exit status of our own words; before they are loaded, P
 KILLS_OF_A_RUN = 8  # after which it may end
 LONGEST = 300  # seconds that a process may take, or need to stop
 COMPARED = ("model.safetensors", "masks.safetensors")
-OPTIONS = ["--pattern", "2:4", "--samples", "48", "--effort", "fast", "--horizon", "2", "--quiet", "--config", "c.toml"]
+OPTIONS = ["--pattern", "2:4", "--effort", "fast", "--horizon", "2", "--quiet", "--config", "c.toml"]
 CONFIG = "[recipe]\nfinish_steps = 16\n"
 
 
@@ -39,6 +40,7 @@ class Killing:
 
     folder: Path
     chance: random.Random
+    samples: int = 48
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: int = 0
     problems: list[str] = field(default_factory=list)
@@ -105,7 +107,8 @@ class Killing:
             self.problems.append(f"{how.name} in the {moment} ended the process with status {status}")
 
     def _start(self, out: str, state: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "snows", "prune", *OPTIONS, "--out", out, "--force", "--resume", state]
+        options = [*OPTIONS, "--samples", str(self.samples), "--out", out, "--force", "--resume", state]
+        command = [sys.executable, "-m", "snows", "prune", *options]
         source = str(Path(__file__).parents[1] / "src")
         environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}  # the fastest on a busy machine
         return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=subprocess.DEVNULL)
@@ -132,11 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=1500, help="begin no further run then")
+    parser.add_argument("--samples", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     with tempfile.TemporaryDirectory(prefix="snows-kill-") as folder:
-        killing = Killing(Path(folder), random.Random(given.seed))
+        killing = Killing(Path(folder), random.Random(given.seed), given.samples)
         while (left := given.kills - sum(killing.kills.values())) > 0 and time.monotonic() < end:
             killing.one_run(min(left, KILLS_OF_A_RUN))
             print(killing.summary(), flush=True)

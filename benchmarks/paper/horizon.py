@@ -17,10 +17,10 @@ _SAMPLES = {"resnet20": 3000, "resnet50": 1000}
 
 def rows(setting: Setting) -> Section:
     for network in setting.choose(["resnet20", "resnet50"], ["resnet20"]):
-        for name, recipe in RECIPES.items():
+        for name in RECIPES:
             for horizon in setting.choose(_HORIZONS, (0, 3)):
                 # The last stage would hide what K does.
-                chosen = recipe.replace(horizon=horizon, finish_steps=0)
+                chosen = setting.recipe(name).replace(horizon=horizon, finish_steps=0)
                 measure = partial(setting.prune, network, "1:4", chosen, _SAMPLES[network])
                 yield {"network": network, "recipe": name, "horizon": horizon}, measure
 

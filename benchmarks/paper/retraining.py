@@ -43,7 +43,7 @@ def rows(setting: Setting) -> Section:
 def _measure(setting: Setting, sparsity: str, mask: str, name: str) -> Row:
     train, labels, test, test_labels = _images(setting)
     dense, recipe = setting.network("resnet20"), setting.recipe(name)
-    options: dict[str, Any] = {"exclude": "*downsample*", "recipe": recipe, "progress": False}
+    options: dict[str, Any] = {**setting.chosen_layers, "recipe": recipe, "progress": False}
     if recipe is None:
         options["solver"] = None
     with warnings.catch_warnings():

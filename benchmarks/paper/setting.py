@@ -62,9 +62,17 @@ class Setting:
         return min(samples, _QUICK_SAMPLES) if self.quick else samples
 
     def recipe(self, name: str) -> Recipe | None:
-        """By name; None for a mask alone. Scaled down, the paper's K is small as well."""
+        """By name; None for a mask alone. Scaled down, there is little of everything."""
         chosen = RECIPES.get(name)
-        return chosen.replace(horizon=3) if chosen is not None and self.quick else chosen
+        if chosen is None or not self.quick:
+            return chosen
+        last = 5 if chosen.finish_steps else 0
+        return chosen.replace(horizon=3, sweeps=1, mask_steps=1, cg_steps=5, finish_steps=last)
+
+    @property
+    def chosen_layers(self) -> dict[str, Any]:
+        """Of a residual network, as arguments of `prune`: all that the paper prunes, or scaled down the first few."""
+        return {"layers": "layer1.*"} if self.quick else {"exclude": "*downsample*"}
 
     def network(self, name: str) -> nn.Module:
         if self.quick:
@@ -105,7 +113,7 @@ class Setting:
             warnings.simplefilter("ignore", snows.SnowsWarning)  # such as: no layer is called "*downsample*"
             result = snows.prune(
                 model, x, pattern, mask=mask, recipe=recipe, solver=None if recipe is None else "newton",
-                progress=False, **{"exclude": "*downsample*", **options},
+                progress=False, **{**self.chosen_layers, **options},
             )  # fmt: skip
         seconds = time.perf_counter() - began
         return {

@@ -14,7 +14,7 @@ import snows
 from snows.data.sources import read_npz
 
 from .drawing import Line, line_chart
-from .setting import RECIPES, Entry, Setting
+from .setting import Entry, Setting
 
 _EPOCHS, _BATCH, _RATE = 30, 100, 1e-3
 _TASKS = ("cifar10", "cifar100")
@@ -45,7 +45,7 @@ def _network(setting: Setting, name: str) -> nn.Module:
     solver = None if name == "alone" else "newton"
     layers = ["qkv", "out", "mlp"]
     return snows.prune(
-        dense, x, "2:4", layers=layers, recipe=RECIPES["snows"], solver=solver, progress=False  # type: ignore[arg-type]
+        dense, x, "2:4", layers=layers, recipe=setting.recipe("snows"), solver=solver, progress=False  # type: ignore[arg-type]
     ).model  # fmt: skip
 
 

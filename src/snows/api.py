@@ -13,6 +13,7 @@ from .caller import Stoppable
 from .data.samples import check_flag, check_labels, check_seed
 from .data.usable import require_module
 from .devices.device import as_device
+from .devices.distributed.group import current_ranks
 from .devices.memory import as_bytes
 from .errors import ArgumentError, shown
 from .listeners.progress import Listeners, listening
@@ -23,8 +24,9 @@ from .recipe import Effort, Recipe, as_recipe
 from .results.journal import kept_solves
 from .results.report import fold
 from .results.result import Result
-from .run import Task, open_run
+from .run import open_run
 from .solve.cascade import cascade, mask_group, solve_group
+from .task import Task
 
 __all__ = ["Result", "prune"]
 
@@ -51,7 +53,8 @@ def prune(
 ) -> Result:
     """Prune a trained model without retraining and without labels.
 
-    Calls from several threads take turns.
+    Calls from several threads take turns. Inside a process group of torch.distributed all ranks prune together: each
+    passes the same arguments, and works on its share of the samples.
 
     Args:
         model: Any module that torch.export can capture. It is left exactly as it was.
@@ -128,7 +131,8 @@ def prune(
 
 
 def _run(task: Task, progress: Listeners) -> Result:
-    with listening(progress) as listener, open_run(task, listener) as run:
+    ranks = current_ranks()
+    with listening(progress if ranks.is_first else False) as listener, open_run(task, listener, ranks=ranks) as run:
         cascade(run, solve_group if task.readjusts else mask_group)
         run.distill()
         run.compare()

@@ -68,6 +68,18 @@ def own_surroundings(device: torch.device, notify: Listener = ignore) -> Iterato
         yield
 
 
+def quiet_unless(shown: bool) -> AbstractContextManager[None]:
+    """Inside, our warnings are not shown, unless they are to be: of several ranks one shows them."""
+    return nullcontext() if shown else _without_our_warnings()
+
+
+@contextmanager
+def _without_our_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SnowsWarning)
+        yield
+
+
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Within this context, streams, recordings and counters of torch are those of this GPU where none is named."""
     return torch.cuda.device(device) if _is_gpu(device) else nullcontext()

@@ -10,21 +10,20 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .caller import own_surroundings
+from .caller import own_surroundings, quiet_unless
 from .data.permuting import permuted
 from .data.preparation import Prepared, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.device import device_of
-from .devices.memory import Memory, memory_limits, one_out_of_memory
+from .devices.distributed.ranks import ALONE, Ranks
+from .devices.memory import Memory, least_of, memory_limits, one_out_of_memory
 from .devices.phases import Phases
 from .errors import SnowsWarning
 from .events import (
@@ -44,11 +43,11 @@ from .masks import Choice, MaskMethod, NetworkMethod, default_spread
 from .masks.given import settle_reference, warn_of_empty_rows
 from .masks.source import GivenMasks, LayerMasks, MaskSource, NetworkMasks, read_mask
 from .masks.statistics import CalibratedNetwork
-from .patterns import Pattern, PatternRules
+from .patterns import Pattern
 from .patterns.budgets import spread_out
 from .plan import Plan, make_plan
-from .recipe import LEAST_HELD_OUT, Recipe
-from .results.folder import describe, digest, versions
+from .recipe import LEAST_HELD_OUT
+from .results.folder import digest_of_samples, versions
 from .results.journal import Journal, open_journal
 from .results.probe import SAMPLES, Call, first_samples
 from .solve.activations import Activations
@@ -63,37 +62,13 @@ from .solve.layer import SolvedLayer, Turn, contiguous
 from .solve.limits import Limits
 from .solve.problem import LayerProblem
 from .solve.settings import Settings, resolve
+from .task import Task
 
 _CHOOSING, _SOLVING = "choosing masks", "solving layers"  # phases
 
 
-@dataclass(frozen=True)
-class Task:
-    """What the caller asked for."""
-
-    model: nn.Module
-    calibration: Any
-    rules: PatternRules | None  # None: the given masks need no pattern
-    mask: Any
-    layers: tuple[str, ...] | None  # None: the default
-    exclude: tuple[str, ...] | None
-    recipe: Recipe
-    readjusts: bool  # False: mask only
-    device: torch.device | None
-    seed: int
-    given_labels: bool
-    permute: bool
-    resume: Path | None
-    memory: int | None
-
-    @property
-    def mask_name(self) -> str:
-        """How the report names the mask, if a method chooses it."""
-        return self.mask if isinstance(self.mask, str) else repr(self.mask)
-
-
 @contextmanager
-def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
+def open_run(task: Task, *listeners: Listener, ranks: Ranks = ALONE) -> Iterator[Run]:
     """A run that is ready for the cascade. Calls from several threads take turns.
 
     The caller's random state, gradient mode and warning filters are as before when it is closed.
@@ -105,36 +80,41 @@ def open_run(task: Task, *listeners: Listener) -> Iterator[Run]:
         for listener in listeners:
             listener(event)
 
-    with own_surroundings(device_of(task.model, task.device), notify), one_out_of_memory():
-        yield Run(task, events, notify)
+    device = device_of(task.model, task.device)
+    with quiet_unless(ranks.is_first), own_surroundings(device, notify), one_out_of_memory():
+        yield Run(task, events, notify, ranks)
 
 
 class Run:
-    """One run. `weights` are all parameters of the network as they are now, `masks` those of the pruned layers."""
+    """One run. `weights` are all parameters of the network as they are now, `masks` those of the pruned layers.
 
-    def __init__(self, task: Task, events: list[Event], notify: Listener) -> None:
+    Of several ranks each has a run of its own, and all of them take the same steps.
+    """
+
+    def __init__(self, task: Task, events: list[Event], notify: Listener, ranks: Ranks) -> None:
         self._began = time.perf_counter()
-        self.task, self.events, self.notify = task, events, notify
+        self.task, self.events, self.notify, self.ranks = task, events, notify, ranks
         self.model = task.model
         self.phases = Phases()
         with self.phases("reading samples, capturing the network"):
             self._prepared = self._prepare()
         self.phases.watch(self.device)
-        self.memory: Memory = memory_limits(self.device, task.memory)
+        self.memory: Memory = least_of(ranks.gathered(memory_limits(self.device, task.memory, ranks.on_this_host)))
         given, method = read_mask(task.mask, task.rules, self._prepared)
         self.settings = self._resolve(given is not None)
         self._plan = self._make_plan(given)
         if task.permute:
             self._permute(given)
-        self.journal = self._open_journal()
         self.fitted, self.held_out = self._split()
+        self.journal = self._open_journal()
         self.notify(self._started(given is not None))
         with self.phases(_CHOOSING):
             self._compare_at_sizes(self._estimate.largest_pass(self.fitted.count))
             self.source, self._plan = self._mask_source(given, method)
         if task.readjusts:
             rows = partial(self.fitted.rows, 0)
-            announce_time(self._estimate, rows, self.held_out.count, task.recipe.effort, self.notify)
+            held_out = self.ranks.share(self.held_out.count)
+            announce_time(self._estimate, rows, held_out, task.recipe.effort, self.notify)
         self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
         self._current, self._limits = dict(self.graph.parameters), Limits(self._prepared.dtypes)
@@ -175,6 +155,7 @@ class Run:
         if self._new_masks and self.source.by_layer:
             with self.phases(_CHOOSING):
                 chosen = self.source.at_layers(group, problem or self.problem(group), self._current)
+            self.ranks.take_first([*chosen.masks.values(), *chosen.weights.values()])
             self._choice.masks.update(chosen.masks)
             self._choice.weights.update(chosen.weights)
         return self._choice.masks
@@ -198,10 +179,11 @@ class Run:
         while solved is None:
             began = time.perf_counter()
             # What filled the memory is freed when this block is left.
-            with self.phases(_SOLVING), suppress(torch.OutOfMemoryError), one_out_of_memory():
+            with self.phases(_SOLVING), suppress(self.ranks.out_of_memory), one_out_of_memory():
                 solved = step(self, group)
             if solved is None:
                 self._activations.use_smaller_pieces(group[0].layer.name)
+        self.ranks.take_first([*solved.weights.values(), *solved.masks.values()])
         report = dataclasses.replace(solved.solve, seconds=time.perf_counter() - began)
         solved = self._limits.solved(dataclasses.replace(solved, solve=report), self._current)
         self.journal.record(self._sweep, self._index, solved)
@@ -227,11 +209,21 @@ class Run:
         if self.settings.distill.steps == 0:
             return
         stage = Distillation(
-            self.graph, self.masks, self.fitted, self.held_out, self.settings.distill, self.memory, self.task.seed
+            self.graph,
+            self.masks,
+            self.fitted,
+            self.held_out,
+            self.settings.distill,
+            self.memory,
+            self.task.seed,
+            self._batch_size,
+            self.ranks,
         )
         self._before_last_stage = {name: self._current[name] for name in self._changed}
         with self.phases("last stage"):
-            changed, ended = self._limits.distilled(*stage.run(self._current, self.notify))
+            changed, ended = stage.run(self._current, self.notify)
+            self.ranks.take_first(changed.values())
+            changed, ended = self._limits.distilled(changed, ended)
         self._current.update(changed)
         self._changed |= changed.keys()
         self.notify(ended)
@@ -263,7 +255,8 @@ class Run:
 
     def _prepare(self) -> Prepared:
         task = self.task
-        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels)
+        in_shares = self.ranks.size > 1 and not task.recipe.mirror
+        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels, in_shares)
 
     def _resolve(self, given: bool) -> Settings:
         settings = resolve(self.task.recipe, self.graph, self.device.type, self.task.rules)
@@ -302,33 +295,17 @@ class Run:
         return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
 
     def _open_journal(self) -> Journal:
-        return open_journal(self.task.resume, self._deciding_facts, self.device)
+        def facts() -> dict[str, Any]:
+            calibration = digest_of_samples([self.fitted, self.held_out], self._batch_size, self.ranks)
+            samples = self._prepared.samples.count
+            return self.task.facts(self.graph, calibration, samples, self.phases.device_name)
 
-    def _deciding_facts(self) -> dict[str, Any]:
-        """Everything that decides the result."""
-        task, samples = self.task, self._prepared.samples
-        return {
-            "weights": digest(self.graph.parameters),
-            "calibration": digest([samples.leaves, samples.labels]),
-            "samples": samples.count,
-            "pattern": None if task.rules is None else str(task.rules),
-            "measurements": [] if task.rules is None else [curves.digest for curves in task.rules.curves],
-            "mask": describe(task.mask),
-            "layers": task.layers and list(task.layers),
-            "exclude": task.exclude and list(task.exclude),
-            "solver": "newton" if task.readjusts else None,
-            "labels": "given" if task.given_labels else "model",
-            "permute": task.permute,
-            "seed": task.seed,
-            "memory": task.memory,
-            "recipe": dataclasses.asdict(task.recipe),
-            "device": self.phases.device_name,
-            "versions": versions(),
-        }
+        return open_journal(self.task.resume, facts, self.device, self.ranks)
 
     @cached_property
     def _batch_size(self) -> int:
-        return micro_batch_size(self.graph, self._plan, self.fitted.count, self.settings, self.device, self.memory)
+        fitted = self.fitted.count
+        return micro_batch_size(self.graph, self._plan, fitted, self.settings, self.device, self.memory, self.ranks)
 
     def _mask_source(self, given: Mapping[str, Tensor] | None, method: MaskMethod | None) -> tuple[MaskSource, Plan]:
         """Where masks come from, and the plan with each layer's own sparsity."""
@@ -342,11 +319,12 @@ class Run:
         plan = self._plan.with_patterns(patterns)
         if isinstance(method, NetworkMethod):
             return NetworkMasks(method, self._network), plan
-        return LayerMasks(method, self.task.readjusts, self.memory.choosing), plan
+        return LayerMasks(method, self.task.readjusts, self.memory.choosing, self.ranks), plan
 
     def _network(self, patterns: Mapping[str, Pattern], weights: Mapping[str, Tensor]) -> CalibratedNetwork:
         labels, limit, compare = self.fitted.labels, self.memory.choosing, self._compare_at_sizes
-        return CalibratedNetwork(self.graph, self.fitted, patterns, self.task.seed, labels, limit, weights, compare)
+        options = (self.task.seed, labels, limit, weights, compare, self.ranks)
+        return CalibratedNetwork(self.graph, self.fitted, patterns, *options)
 
     def _compare_at_sizes(self, largest: int) -> None:
         """Before so many samples go through the network at once."""
@@ -357,21 +335,24 @@ class Run:
         if choice is None:
             choice = self.source.before_sweep(self._steps_plan.patterns, self._current)
             choice = Choice(contiguous(choice.masks), contiguous(choice.weights))
+            self.ranks.take_first([*choice.masks.values(), *choice.weights.values()])
             if not self.source.by_layer:
                 self.journal.record_choice(self._sweep, choice)
         return choice
 
     @cached_property
     def _estimate(self) -> Estimate:
+        """Of this rank."""
         graph, plan, count = self.graph, self._plan, self.fitted.count + self.held_out.count
-        return Estimate(graph, plan, self.settings, self.memory, self.device, count, self._batch_size)
+        own, batch = self.ranks.share(count), self._batch_size
+        return Estimate(graph, plan, self.settings, self.memory, self.device, own, batch, self.ranks.size)
 
     @cached_property
     def _activations(self) -> Activations:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
         if self.task.readjusts and self.device.type != "cpu":
             self.notify(MemoryEstimated(self._estimate.peak()))
-        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch)
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch, self.ranks)
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:

@@ -132,6 +132,11 @@ def test_code_that_a_folder_names_is_not_run(manifest: bool, tmp_path: Path) -> 
         r"the model, or trust=True, if you know the code",
     ):
         snows.load(folder)
+    with pytest.raises(InputError):  # without a manifest it is refused for that
+        snows.export(folder, "safetensors", out=tmp_path / "exported")
+    with pytest.raises(InputError):
+        snows.retrain(folder, torch.randn(SAMPLES, 4))
+    snows.verify(folder)
     assert not (tmp_path / "ran").exists()
 
 

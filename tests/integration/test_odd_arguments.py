@@ -123,9 +123,3 @@ def test_odd_arguments_are_refused_in_a_sentence(case: str, saved: Path) -> None
     kind, words, call = ODD[case]
     with pytest.raises(kind, match=words):
         call(network(), saved)
-
-
-def test_an_export_of_the_present_folder_goes_beside_it(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(saved)
-    exported = snows.export(".", "safetensors", network())
-    assert Path(exported.folder) == saved.with_name("out-safetensors")

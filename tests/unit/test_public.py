@@ -37,7 +37,7 @@ FLAGS = {
     ],
     "inspect": [
         "--data", "--weights", "--pattern", "--horizon", "--layers", "--exclude", "--recipe", "--effort", "--samples",
-        "--device", "--memory", "--json", "--quiet", "--config", "--debug",
+        "--device", "--memory", "--world-size", "--json", "--quiet", "--config", "--debug",
     ],
     "compare": [
         "--data", "--weights", "--pattern", "--mask", "--horizon", "--layers", "--exclude", "--recipe", "--effort",

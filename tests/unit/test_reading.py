@@ -75,6 +75,15 @@ def test_more_bytes_than_said_are_refused(tmp_path: Path) -> None:
         reading.read_bytes(path, 4)
 
 
+def test_text_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with path.open("wb") as stream:
+        stream.truncate((16 << 20) + 1)  # holes only
+    for read in (reading.read_json, reading.read_text):
+        with pytest.raises(InputError, match="has more than 16,777,216 bytes"):
+            read(path)
+
+
 def test_a_file_of_the_system_that_says_it_is_empty_is_bounded() -> None:
     """Files below /proc have a size of 0 and are longer."""
     path = Path("/proc/self/maps")
@@ -139,9 +148,8 @@ ELSEWHERE = {
     "reading.py": "it is the reader",
     "data/weights.py": "it sorts the header of a file that it has just written",
     "data/embedded/__init__.py": "files of the package",
-    "results/html.py": "a template of the package",
-    "results/summary.py": "a template of the package",
-    "evaluation/charts.py": "a template of the package",
+    "results/html.py": "files of the package",
+    "results/templates.py": "files of the package",
     "devices/memory.py": "files of the system",
     "devices/usage.py": "files of the system",
     "timing/machine.py": "files of the system",

@@ -35,10 +35,11 @@ from snows.patterns import PatternRules
 from snows.recipe import Recipe
 from snows.results.journal import Journal
 from snows.results.report import fold
-from snows.run import Run, Task, open_run
+from snows.run import Run, open_run
 from snows.solve.cascade import CascadeRun, Group, cascade, mask_group, solve_group
 from snows.solve.estimate import Estimate
 from snows.solve.layer import SolvedLayer
+from snows.task import Task
 from tests.networks import example, make
 
 RECIPE = Recipe(horizon=1, sweeps=2, mask_steps=1, cg_steps=3)

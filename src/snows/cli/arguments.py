@@ -71,6 +71,9 @@ MemoryOption = Annotated[
         show_default=False,
     ),
 ]
+WorldSizeOption = Annotated[
+    int, typer.Option("--world-size", help="Plan for so many processes that share the samples; see torchrun.", min=1)
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Decides the order of the samples and all random numbers.")]
 
 # How to prune

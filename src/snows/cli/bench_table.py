@@ -51,19 +51,30 @@ def _fastest(found: Benchmark) -> list[str]:
 def _advice(found: Benchmark) -> list[str]:
     """The whole network first: an engine may gain where none of torch's layers does."""
     gains = [(batch, row, times) for batch in found.batches for row, times in found.gains(batch)]
-    ways = [f"{row.engine}, {row.mode}, batch {batch}, weights {row.weights}: {x:.2f} times" for batch, row, x in gains]
+    ways = [
+        f"{row.engine}, {row.mode}, batch {batch}, weights {row.weights}: {x:.2f} times{_beaten(found, batch)}"
+        for batch, row, x in gains
+    ]
     faster = [f"The whole network was faster sparse than dense in {'; '.join(ways)}"] if ways else []
     if found.prune:
         words = "Only single layers were faster sparse; the whole network was not, in any way that was timed."
         whole = [words] if found.sparse_network and not ways else []
         layers = f"{len(found.prune)} of {len(found.layers)} layers: {', '.join(found.prune)}"
-        return [*faster, *whole, f"If speed is the goal, prune {layers}"]
+        return [*faster, *whole, f"If speed in torch is the goal, prune {layers}"]
     if ways:
         return [*faster, "No single layer was faster sparse in torch, so that there is no list of layers to prune."]
     if not found.sparse_network and not any(layer.timings for layer in found.layers):
         return ["Nothing sparse was timed, so that nothing says whether pruning makes this network faster here."]
     timed = " that was timed" if found.not_timed else ""
     return [f"Nothing{timed} was faster sparse here: pruning makes this network smaller at most, not faster."]
+
+
+def _beaten(found: Benchmark, batch: int) -> str:
+    """What gains in one engine may still be slower than dense weights in another."""
+    best = found.fastest(batch)
+    if best is None or best.weights != "dense":
+        return ""
+    return f" (dense weights in {best.engine}, {best.mode}, are faster still)"
 
 
 def _layers(found: Benchmark) -> Table:

@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 import typer
 
 from ..devices.allocation import keep_freed_memory
+from ..devices.distributed.launch import is_first, name_of_rank
 from ..errors import ArgumentError, SnowsError, SnowsWarning, is_out_of_memory, one_line, printable
 from .commands import app
 from .interruption import STATUS, Interrupted
+from .ranks import one_of_several, said_by_another
 
 _UsageError: Any = typer.BadParameter.__base__  # of the click inside typer, or of the installed one
 
@@ -24,13 +26,16 @@ def main() -> None:
     logging.getLogger("snows").setLevel(logging.INFO)  # lines of progress, where there is no terminal
     keep_freed_memory()
     try:
-        status = app(standalone_mode=False)
+        with one_of_several():
+            status = app(standalone_mode=False)
     except Interrupted as stop:
         _interrupt(f"interrupted; {stop}")
     except Exception as error:
         sentence, status = _failure(error)
         if sentence is None:
             raise
+        if said_by_another(error):
+            sys.exit(status)
         _fail(sentence, status)
     if status == STATUS:  # typer caught Ctrl-C
         _interrupt("interrupted")
@@ -42,7 +47,7 @@ def _show_each_warning_once() -> None:
     shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if issubclass(category, SnowsWarning) and str(message) not in shown:
+        if issubclass(category, SnowsWarning) and str(message) not in shown and is_first():
             shown.add(str(message))
             print(f"warning: {one_line(str(message))}", file=sys.stderr)
 
@@ -65,7 +70,7 @@ def _failure(error: Exception) -> tuple[str | None, int]:
 def _fail(sentence: str, status: int) -> NoReturn:
     if "--debug" in sys.argv:  # not from the parsed flags: parsing them may be what failed
         print(printable(traceback.format_exc()), file=sys.stderr)
-    print(f"error: {one_line(sentence)}", file=sys.stderr)
+    print(f"{name_of_rank()}error: {one_line(sentence)}", file=sys.stderr)
     sys.exit(status)
 
 

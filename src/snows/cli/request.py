@@ -10,6 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..devices.distributed.launch import is_first
 from ..errors import ArgumentError, InputError, SnowsError
 from ..listeners.progress import open_progress
 from ..reading import is_folder, look, read_text
@@ -57,7 +58,9 @@ class Request:
         if data is None and name == EMBEDDED_MODEL:
             data = EMBEDDED_DATA
         count = samples or (1000 if data == EMBEDDED_DATA else 3000)
-        return cls(name, data, weights, count, seed, device or str(best_device()), quiet, read_config(config))
+        return cls(
+            name, data, weights, count, seed, device or str(best_device()), quiet or not is_first(), read_config(config)
+        )
 
     @property
     def is_embedded(self) -> bool:

@@ -30,6 +30,7 @@ from ..devices.device import as_device, device_of, move, require_usable_device
 from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
+from .dataset import can_be_shared, read_in_shares
 from .samples import Samples, read_samples
 from .tensors import spoilt
 from .usable import require_usable
@@ -108,27 +109,35 @@ def capturing_once(model: nn.Module) -> Iterator[None]:
 
 
 def prepare(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool = False
+    model: nn.Module,
+    calibration: Any,
+    device: torch.device | str | None,
+    seed: int,
+    with_labels: bool = False,
+    in_shares: bool = False,
 ) -> Prepared:
-    """Copy the model, read and shuffle the samples, capture the network."""
+    """Copy the model, read and shuffle the samples, capture the network.
+
+    `in_shares`: a sample of a Dataset is only read when it is needed, as each of several ranks needs its share.
+    """
     require_usable(model)
     require_usable_device(device_of(model, device))
     with cpu_by_default():
-        return _prepare_once(model, calibration, device, seed, with_labels)
+        return _prepare_once(model, calibration, device, seed, with_labels, in_shares)
 
 
 def _prepare_once(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
 ) -> Prepared:
     """From the memory, inside `capturing_once`."""
     memory = _MEMORY.get()
     if memory is None or memory.model is not model:
-        return _prepare(model, calibration, device, seed, with_labels)
-    key = (id(calibration), str(device), seed, with_labels)
+        return _prepare(model, calibration, device, seed, with_labels, in_shares)
+    key = (id(calibration), str(device), seed, with_labels, in_shares)
     if key not in memory.remembered:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SnowsWarning)
-            prepared = _prepare(model, calibration, device, seed, with_labels)
+            prepared = _prepare(model, calibration, device, seed, with_labels, in_shares)
         memory.remembered[key] = _Remembered(prepared, caught, calibration)
     known = memory.remembered[key]
     for warning in known.caught:  # every run is warned, not only the first
@@ -137,13 +146,15 @@ def _prepare_once(
 
 
 def _prepare(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool
+    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
 ) -> Prepared:
     work, own_masks, dtypes = _working_copy(model, as_device(device))
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
-    samples = read_samples(calibration, model, with_labels).shuffled(seed).to(first.device, first.dtype)
+    in_shares = in_shares and not with_labels and can_be_shared(calibration)
+    read = read_in_shares(calibration, model) if in_shares else read_samples(calibration, model, with_labels)
+    samples = read.shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
     return Prepared(work, graph, samples, first.device, own_masks, dtypes)

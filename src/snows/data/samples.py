@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..devices.device import placed
+from ..devices.distributed.ranks import Ranks
 from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
 
@@ -50,6 +51,18 @@ class Samples:
         """The leaves of the samples from `start` to `stop`, in the wanted place."""
         return [self._in_place(leaf) for leaf in self._select(slice(start, stop))]
 
+    def at(self, indices: Tensor) -> list[Any]:
+        """The leaves of some samples, in any order, in the wanted place."""
+        return [self._in_place(leaf) for leaf in self._select(indices)]
+
+    def at_shared(self, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+        """The same for several ranks, which share the samples in pieces. All of them ask for the same samples."""
+        return self.at(indices)
+
+    def stored(self, index: int) -> list[Any]:
+        """The leaves of one sample as they were given, and its label."""
+        return [*self._select(slice(index, index + 1)), None if self.labels is None else self.labels[index]]
+
     def split(self, count: int) -> tuple[Samples, Samples]:
         """The first `count` samples, and the others."""
         return self._part(slice(0, count), count), self._part(slice(count, self.count), self.count - count)
@@ -79,7 +92,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """One batch of the user's data."""
 
     leaves: list[Any]
@@ -116,9 +129,9 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     the samples are for is said in messages.
     """
     signature = inspect.signature(model.forward)
-    batches: list[_Batch] = []
+    batches: list[Batch] = []
     for given in batches_of(data, what, _READ_AT_ONCE):
-        batch = _read_batch(given, signature, with_labels, what)
+        batch = read_batch(given, signature, with_labels, what)
         if batches and batch.spec != batches[0].spec:
             raise InputError(f"{what} batches differ in their structure; expected the same keys and types in each")
         batches.append(batch)
@@ -128,15 +141,15 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     leaves = [_join(column, what) for column in zip(*(batch.leaves for batch in batches), strict=True)]
     labels = [batch.labels for batch in batches if batch.labels is not None]
     samples = Samples(leaves, batches[0].spec, count, torch.cat(labels) if with_labels else None)
-    _check_values(samples, what)
+    check_values(samples, what)
     return samples
 
 
-def _read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> _Batch:
+def read_batch(batch: Any, signature: inspect.Signature, with_labels: bool, what: str) -> Batch:
     leaves, spec = pytree.tree_flatten(call_arguments(batch, signature, what))
     require_usable(leaves, what)
     count = sample_count(leaves, f"a {what} batch of type {type(batch).__name__}")
-    return _Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
+    return Batch(leaves, spec, count, _labels(batch, count, what) if with_labels else None)
 
 
 def _labels(batch: Any, count: int, kind: str) -> Tensor:
@@ -165,7 +178,7 @@ def _join(column: tuple[Any, ...], what: str) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # a single batch may be large: no copy
 
 
-def _check_values(samples: Samples, what: str) -> None:
+def check_values(samples: Samples, what: str) -> None:
     for leaf in samples.leaves:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or not leaf.numel():
             continue

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory
 from ..devices.offload import on_disk
 from ..graph import Graph
@@ -25,15 +26,22 @@ class Batches:
     sizes     samples in each micro-batch
     held_out  how many of the last micro-batches are held out: they judge weights, which are fitted to the others
     smaller   makes the same samples into smaller micro-batches; None if that is impossible
+    ranks     who shares the micro-batches; each rank reads those that it owns
     """
 
     values: Sequence[Values]
     sizes: tuple[int, ...]
     held_out: int = 0
     smaller: Callable[[], Batches] | None = None
+    ranks: Ranks = ALONE
+
+    @property
+    def own_samples(self) -> int:
+        """Samples in the micro-batches of this rank."""
+        return sum(size for index, size in enumerate(self.sizes) if self.ranks.owns(index))
 
 
-def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int) -> Batches:
+def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int, ranks: Ranks = ALONE) -> Batches:
     """Micro-batches of up to `size` samples. They are only read when they are needed."""
     parts = [
         (samples, begin, min(begin + size, samples.count))
@@ -44,7 +52,8 @@ def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int) -> 
         _Inputs(parts, names),
         tuple(end - begin for _, begin, end in parts),
         sum(samples is held_out for samples, _, _ in parts),
-        (lambda: cut(fitted, held_out, names, size // 2)) if size > 1 else None,
+        (lambda: cut(fitted, held_out, names, size // 2, ranks)) if size > 1 else None,
+        ranks,
     )
 
 
@@ -65,6 +74,8 @@ class _Inputs(Sequence[Values]):
 class Stream:
     """The activations of all micro-batches at one position of the graph. A stream only moves forward.
 
+    Of several ranks, each holds the micro-batches that it owns. They are `own`; indices count the micro-batches of all.
+
     `parameters` are read at every move: a weight may change until its layer is passed. Activations that do not fit
     into the device's `memory` are kept in host memory, then on disk, and copied to the device when they are read.
     """
@@ -77,6 +88,8 @@ class Stream:
         self.position = 0
         self.sizes = batches.sizes
         self.fitted = len(self.sizes) - batches.held_out  # number of micro-batches that weights are fitted to
+        self.ranks = batches.ranks
+        self.own = self.own_of(len(self.sizes))
         self.offloaded = False  # whether some activations are not on the device
         self._memory = memory
         self._inputs = batches.values
@@ -88,6 +101,14 @@ class Stream:
     def held_out(self) -> tuple[int, ...]:
         """The indices of the micro-batches that are held out."""
         return tuple(range(self.fitted, len(self.sizes)))
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    def own_of(self, count: int) -> list[int]:
+        """Of the first `count` micro-batches, those of this rank."""
+        return [index for index in range(count) if self.ranks.owns(index)]
 
     def __getitem__(self, index: int) -> Values:
         values = self._values[index]
@@ -120,12 +141,12 @@ class Stream:
         alive = self.graph.live(position)
         on_device, on_host = self._capacity(position)
         moved = 0
-        for index, size in enumerate(self.sizes):
+        for index in self.own:
             values = self[index]
             with torch.no_grad():
                 values = {**values, **program(values, self.parameters)}
             values = {name: values[name] for name in alive}
-            moved += size
+            moved += self.sizes[index]
             if moved > on_device:
                 to_disk = moved > on_device + on_host
                 values = {name: self._offload(value, to_disk) for name, value in values.items()}
@@ -135,7 +156,7 @@ class Stream:
 
     def _capacity(self, position: int) -> tuple[int, int]:
         """How many samples fit on the device at a position, and how many more in host memory."""
-        samples = sum(self.sizes)
+        samples = sum(self.sizes[index] for index in self.own)
         if self._memory is None:
             return samples, 0
         live_bytes = self.graph.live_bytes(position)

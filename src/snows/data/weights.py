@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import re
 import tarfile
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -75,9 +77,17 @@ def _unpickled(path: Path) -> Any:
             raise InputError(f"cannot read {path}: {error}") from error
         except Exception as error:  # unpickling raises many kinds
             raise InputError(
-                f"{path} is not a file of plain tensors ({first_line(error)}); "
+                f"{path} is not a file of plain tensors ({_why_not(error)}); "
                 "save its state dict with torch.save(model.state_dict(), ...) or as safetensors"
             ) from error
+
+
+def _why_not(error: Exception) -> str:
+    """What torch says against a pickle, without its advice to run the code in it."""
+    needed = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+    if needed is not None:
+        return f"it needs {needed[1]}, and code in a pickle is not run"
+    return "torch cannot unpickle it" if isinstance(error, pickle.UnpicklingError) else first_line(error)
 
 
 def _require_uncompressed(path: Path, stream: BinaryIO) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,11 @@ class Memory:
         return max(0, self.held - 2 * live_bytes * self.resident(live_bytes, samples))
 
 
+def least_of(limits: Sequence[Memory]) -> Memory:
+    """What every one of several ranks has: they must decide alike."""
+    return Memory(min(limit.total for limit in limits), min(limit.host for limit in limits))
+
+
 @contextmanager
 def one_out_of_memory() -> Iterator[None]:
     """However memory runs out, it is a torch.OutOfMemoryError: torch has that for GPUs, and a RuntimeError for CPUs."""
@@ -106,15 +111,19 @@ def one_out_of_memory() -> Iterator[None]:
         ) from error
 
 
-def memory_limits(device: torch.device, given: int | None = None) -> Memory:
-    """The budget that the caller gave. By default what is free on a GPU, and min(16 GiB, host memory) on a CPU."""
-    host = 0 if device.type == "cpu" else int(_HOST_SHARE * _host_bytes())  # a CPU's budget is host memory already
+def memory_limits(device: torch.device, given: int | None = None, processes: int = 1) -> Memory:
+    """The budget that the caller gave. By default what is free on a GPU, and min(16 GiB, host memory) on a CPU.
+
+    So many `processes` share the host's memory.
+    """
+    installed = _host_bytes() // processes
+    host = 0 if device.type == "cpu" else int(_HOST_SHARE * installed)  # a CPU's budget is host memory already
     if given is not None:
         return Memory(given, host)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), host)
-    return Memory(min(_CPU_BYTES, _host_bytes()), host)
+    return Memory(min(_CPU_BYTES, installed), host)
 
 
 def _host_bytes() -> int:

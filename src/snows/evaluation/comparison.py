@@ -21,6 +21,8 @@ from ..data.preparation import capturing_once, prepare
 from ..data.samples import check_flag, check_labels, check_seed, read_samples
 from ..data.usable import require_module
 from ..devices.device import as_device, device_of
+from ..devices.distributed.group import apart, current_ranks
+from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
 from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
 from ..events import DistillStep, Event, LayerStarted, Listener, Working
@@ -111,16 +113,17 @@ def compare(
         "layers": as_names(layers, "layers"), "exclude": as_names(exclude, "exclude"), "recipe": chosen,
         "labels": labels, "device": as_device(device), "seed": seed, "permute": permute, "memory": as_bytes(memory),
     }  # fmt: skip
-    place = device_of(model, device)
-    with listening(progress, "dense") as notify, own_surroundings(place, notify), capturing_once(model):
+    place, ranks = device_of(model, device), current_ranks()
+    shown = progress if ranks.is_first else False
+    with listening(shown, "dense") as notify, own_surroundings(place, notify), capturing_once(model):
         task = _Task(model, _read_once(calibration), test, test_labels, options)
-        table = _open_table(task, cells, out)
+        table = _open_table(task, cells, out, ranks)
         with Stoppable(lambda: kept_networks(table.comparison(), out, "out=DIR", "call")):
             try:
                 task.check_fit([cell.pattern for cell in table.pending])
                 if table.folder is not None:
                     table.folder.require_writable()
-                _fill(table, task, notify)
+                _fill(table, task, notify, ranks)
             except KeyboardInterrupt:
                 raise ComparisonInterrupted(table.comparison()) from None
     table.write()
@@ -236,27 +239,37 @@ class _Table:
             self.folder.write("comparison.md", self.comparison().to_markdown())
 
 
-def _open_table(task: _Task, cells: list[Cell], out: str | Path | None) -> _Table:
+def _open_table(task: _Task, cells: list[Cell], out: str | Path | None, ranks: Ranks) -> _Table:
+    """Only the first of several ranks has the folder."""
     settings = task.settings()
-    folder = None if out is None else Folder(as_path(out, "out"), settings)
-    rows = {} if folder is None else _finished(folder, cells)
+    folder = None if out is None or not ranks.is_first else Folder(as_path(out, "out"), settings)
+    rows = ranks.from_first(lambda: {} if folder is None else _finished(folder, cells))
     return _Table(settings, cells, [cell for cell in cells if cell.file not in rows], rows, folder)
 
 
-def _fill(table: _Table, task: _Task, notify: Listener) -> None:
-    """Evaluate the dense network, then make every pending one."""
+def _fill(table: _Table, task: _Task, notify: Listener, ranks: Ranks) -> None:
+    """Evaluate the dense network, then make every pending one. Of several ranks each makes one at a time."""
     total = len(table.cells)
     reused = total - len(table.pending)
     notify(Working("dense", reused, total))
     if _DENSE not in table.rows:  # first: test samples that do not fit cost no time then
         table.add(_DENSE, Row(None, None, False, **task.figures(task.model)), "")
-    for done, cell in enumerate(table.pending, reused):
+    for first in range(0, len(table.pending), ranks.size):
+        cells = table.pending[first : first + ranks.size]
+        own = _made(task, cells[ranks.rank], notify, reused + first, total) if ranks.rank < len(cells) else None
+        for cell, row in zip(cells, ranks.gathered(own), strict=False):
+            assert row is not None  # as many ranks made a row as there are cells
+            table.add(cell.file, _with_drop(row, table.rows[_DENSE]), cell.source)
 
-        def working(detail: str, name: str = cell.row.name, done: int = done) -> None:
-            notify(Working(name, done, total, detail))
 
-        row = _with_drop(task.run(cell, working), table.rows[_DENSE])
-        table.add(cell.file, row, cell.source)
+def _made(task: _Task, cell: Cell, notify: Listener, done: int, total: int) -> Row:
+    """The row of a cell, made by this rank alone."""
+
+    def working(detail: str) -> None:
+        notify(Working(cell.row.name, done, total, detail))
+
+    with apart():
+        return task.run(cell, working)
 
 
 def _finished(folder: Folder, cells: list[Cell]) -> dict[str, Row]:

@@ -14,6 +14,7 @@ from ..data.preparation import prepare
 from ..data.samples import check_count
 from ..data.usable import require_module
 from ..devices.device import device_of
+from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, memory_limits
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
@@ -98,6 +99,7 @@ def inspect(
     samples: int | None = None,
     device: torch.device | str | None = None,
     memory: int | str | None = None,
+    world_size: int = 1,
 ) -> Inspection:
     """Plan a run without doing it: what happens to each layer, and estimates of memory and time.
 
@@ -105,6 +107,8 @@ def inspect(
         model, pattern, layers, exclude, horizon, recipe, effort, device, memory: As for `snows.prune`.
         calibration: As for `snows.prune`; a few samples are enough.
         samples: How many samples the run would use. Default: those of `calibration`.
+        world_size: How many processes would share the samples; memory and time are then those of each. The time that
+            they take to add up their sums is not counted.
 
     Returns:
         A row for every layer, and the totals.
@@ -122,6 +126,7 @@ def inspect(
         [('0', '2:4', None), ('2', None, 'not among the chosen layers')]
     """
     budget = as_bytes(memory)
+    check_count("world_size", world_size)
     if samples is not None:
         check_count("samples", samples)
     chosen = as_recipe(recipe, effort)
@@ -131,24 +136,24 @@ def inspect(
     require_module(model, "model")
     with own_surroundings(device_of(model, device)):
         prepared = prepare(model, calibration, device, seed=0)
-        graph, shown = prepared.graph, samples or prepared.samples.count
-        fitted = shown * (2 if chosen.mirror else 1)
+        graph, count = prepared.graph, samples or prepared.samples.count
+        fitted = count * (2 if chosen.mirror else 1)
         settings = resolve(chosen, graph, prepared.device.type, rules)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
-        limits = memory_limits(prepared.device, budget)
-        micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits)
-        estimate = Estimate(graph, plan, settings, limits, prepared.device, fitted, micro)
+        limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
+        micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
+        estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
         pruned = [planned.layer for planned in plan.pruned]
         inputs = partial(prepared.samples.rows, 0)
         speed = measured_speed(graph, pruned, inputs, prepared.samples.count, prepared.device)
-        duration = Duration(estimate, speed, chosen.held_out_samples(shown))
+        duration = Duration(estimate, speed, ranks.share(chosen.held_out_samples(count)))
         rows = _pruned_layers(duration, plan)
         rows += [_dense_layer(layer, reason) for layer, reason in plan.dense]
     weights = sum(p.numel() for p in model.parameters())
     kept = {planned.layer.parameter: 1 - planned.required_pattern.sparsity for planned in plan.pruned}
     return Inspection(
         model=type(model).__name__,
-        samples=shown,
+        samples=count,
         sweeps=settings.sweeps,
         layers=tuple(rows),
         network_weights=weights,

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from ..graph.capture import Call
+from .base import call_tensors
+
+# nn.MultiheadAttention and nn.TransformerEncoderLayer take the weights of their layers and refuse packed ones.
+NOT_CALLED = "its module is not called with one tensor"
 # Maintainers of TensorRT say that sparse kernels win "if C and K are large enough (>256)" (NVIDIA/TensorRT#3849).
 TENSORRT_WIDE = 256
 
@@ -20,6 +28,35 @@ def is_two_of_four(weight: Tensor) -> bool:
 def owner(model: nn.Module, parameter: str) -> nn.Module:
     """The module that holds the parameter of this name."""
     return model.get_submodule(parameter.rpartition(".")[0])
+
+
+def input_shapes(model: nn.Module, call: Call) -> dict[nn.Module, tuple[int, ...]]:
+    """The shape of the one tensor that each module is called with; modules that are called otherwise are left out."""
+    found: dict[nn.Module, tuple[int, ...]] = {}
+
+    def watched(module: nn.Module) -> Callable[..., Any]:
+        forward = module.forward
+
+        def note(*args: Any, **kwargs: Any) -> Any:
+            if len(args) == 1 and isinstance(args[0], Tensor):
+                found.setdefault(module, tuple(args[0].shape))
+            return forward(*args, **kwargs)
+
+        return note
+
+    # Not with hooks: where layers have some, torch's attention leaves its fast path and calls them.
+    before = {module: module.__dict__.get("forward") for module in model.modules()}
+    try:
+        for module in before:
+            module.__dict__["forward"] = watched(module)
+        call_tensors(model, call)
+    finally:
+        for module, own in before.items():
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = own
+    return found
 
 
 def tensorrt_refusal(weight: Tensor) -> str | None:

@@ -7,7 +7,7 @@ the model is loaded. That takes milliseconds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import torch
@@ -20,14 +20,15 @@ from ..errors import InputError
 from ..graph.capture import Call, quietly
 from ..version import __version__
 from .base import Saved, Written, blamed_on, call_tensors
-from .rules import owner, semi_structured_refusal
+from .rules import NOT_CALLED, input_shapes, owner, semi_structured_refusal
 
 FILE = "model.safetensors"
 _DTYPE = torch.float16
 
 
 def write(saved: Saved, folder: Path) -> Written:
-    refusals = {name: semi_structured_refusal(owner(saved.model, name), name, _DTYPE) for name in saved.masks}
+    called = input_shapes(saved.model, saved.inputs(1))
+    refusals = {name: _refusal(owner(saved.model, name), name, called) for name in saved.masks}
     taken = [name for name, refusal in refusals.items() if refusal is None]
     if not taken:
         name, refusal = next(iter(refusals.items()))
@@ -61,6 +62,11 @@ def pack(model: nn.Module, parameters: Iterable[str]) -> nn.Module:
             packed = to_sparse_semi_structured(module.get_parameter("weight").detach())
         module.weight = nn.Parameter(packed, requires_grad=False)
     return model
+
+
+def _refusal(module: nn.Module, parameter: str, called: Container[nn.Module]) -> str | None:
+    refusal = semi_structured_refusal(module, parameter, _DTYPE)
+    return refusal if refusal is not None or module in called else NOT_CALLED
 
 
 def _check_packing(name: str, weight: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..data.moments import Moments
 from ..data.preparation import Prepared
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError
 from ..patterns import Pattern, PatternRules
@@ -82,6 +83,7 @@ class LayerMasks:
     method: LayerMethod
     readjusted: bool  # whether the kept weights are re-adjusted afterwards
     most_bytes: int
+    ranks: Ranks = ALONE
     by_layer = True
 
     def before_sweep(self, patterns: Patterns, weights: Weights) -> Choice:
@@ -103,12 +105,13 @@ class LayerMasks:
         reads = getattr(self.method, "reads", "pruned")
         if reads == "auto":
             reads = "dense" if self.readjusted else "refitted"
-        if reads == "dense":
-            return self.method.choose_layer(name, weight, statistics.dense_gram(index), pattern)
-        moments = statistics.moments(index)
-        if reads == "refitted":
-            weight = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight)
-        return self.method.choose_layer(name, weight, moments.gram, pattern)
+        moments = Moments(statistics.dense_gram(index)) if reads == "dense" else statistics.moments(index)
+
+        def chosen() -> Choice:
+            start = moments.refit(weight.flatten(1), _REFIT_RIDGE).view_as(weight) if reads == "refitted" else weight
+            return self.method.choose_layer(name, start, moments.gram, pattern)
+
+        return self.ranks.together(chosen)
 
 
 def read_mask(

@@ -6,20 +6,22 @@ from them for gradients (whose second moment is then the Fisher matrix itself), 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import Node
 
 from ..data.moments import gram_of_inputs
 from ..data.samples import Samples
 from ..data.streams import Stream, cut
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..errors import InputError
 from ..graph import Graph, Layer
-from ..graph.segment import SampleLayout
+from ..graph.segment import Program, SampleLayout, Values
 from ..patterns import Pattern
 from .trials import Trial, Trials, judged_samples
 
@@ -46,8 +48,9 @@ class CalibratedNetwork:
         keep_bytes: int = 0,
         parameters: Mapping[str, Tensor] | None = None,
         compare: Callable[[int], None] = lambda size: None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.graph, self.samples, self.seed = graph, samples, seed
+        self.graph, self.samples, self.seed, self.ranks = graph, samples, seed, ranks
         self.parameters = dict(graph.parameters if parameters is None else parameters)
         self.patterns = dict(patterns)
         self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
@@ -76,26 +79,33 @@ class CalibratedNetwork:
         count = min(self.samples.count, _LOSS_SAMPLES)
         targets = self._loss_targets()[:count]
         parameters = {**self.parameters, **weights}
-        total = 0.0
-        with torch.no_grad():
-            for begin, end in self._ranges(count):
+
+        def summed() -> list[Tensor]:
+            total = 0.0
+            for begin, end in self._own_ranges(count):
                 output = self._logits(self.graph.run(self.samples.rows(begin, end), parameters))
                 total += float(F.cross_entropy(output, targets[begin:end], reduction="sum"))
-        return total / count
+            return [torch.tensor(total, dtype=torch.float64, device=self.samples_device)]
+
+        with torch.no_grad():
+            (total,) = self.ranks.sums(
+                summed, lambda: [torch.zeros((), dtype=torch.float64, device=self.samples_device)]
+            )
+        return float(total) / count
 
     def grams(self) -> Iterator[tuple[str, Tensor]]:
         """For each layer the second moment of its inputs in the dense network."""
         names = [node.name for node in self.graph.inputs]
-        batches = cut(*self.samples.split(self.samples.count), names, self._at_once)
+        batches = cut(*self.samples.split(self.samples.count), names, self._micro_batch(self.samples.count), self.ranks)
         stream = Stream(self.graph, self.graph.parameters, batches)
         for layer in self.layers:
-            stream.advance(layer.position)
-            yield layer.parameter, gram_of_inputs(layer, (stream[i][layer.input] for i in range(stream.fitted)))
+            self.ranks.together(partial(stream.advance, layer.position))
+            yield layer.parameter, gram_of_inputs(layer, stream)
 
     def trials(self) -> Iterator[Trial]:
         """Every layer of the dense network, to be changed alone."""
         judged, _ = self.samples.split(judged_samples(self.graph, self.samples.count))
-        trials = Trials(self.graph, self.layers, self.samples, judged)
+        trials = Trials(self.graph, self.layers, self.samples, judged)  # the same on every rank
         self._compare(trials.at_once)
         yield from trials
 
@@ -122,26 +132,37 @@ class CalibratedNetwork:
         sources = [node.args[0] for node in nodes]
         program = self.graph.giving([*nodes, *sources, *self.graph.outputs])  # type: ignore[list-item]
         labels = self._labels()
-        result = {
-            name: torch.zeros(count, self.weights[name].numel(), dtype=self.weights[name].dtype, device=labels.device)
-            for name in (layer.parameter for layer in layers)
-        }
-        for begin, end in self._ranges(count * batch):
-            leaves, parameters = self._varying(self.samples.rows(begin, end))
-            values = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
-            with torch.enable_grad():
-                values |= program(values, parameters)
-                logits = self._logits([values[node.name] for node in self.graph.outputs])
-                loss = F.cross_entropy(logits, labels[begin:end], reduction="sum")
-                # zeros for layers that the class scores do not depend on, such as those of another output
-                slopes = torch.autograd.grad(loss, [values[node.name] for node in nodes], materialize_grads=True)
-            rows = torch.arange(begin, end, device=labels.device) // batch
-            for layer, node, slope in zip(layers, nodes, slopes, strict=True):
-                x = values[layer.input].detach()
-                for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, end - begin):
-                    flat = gradient.flatten(1) / batch
-                    result[layer.parameter].index_add_(0, rows[part], flat.to(result[layer.parameter].dtype))
-        return result
+        weights = [self.weights[layer.parameter] for layer in layers]
+
+        def zeros() -> list[Tensor]:
+            return [weight.new_zeros(count, weight.numel()) for weight in weights]
+
+        def own() -> list[Tensor]:
+            tables = zeros()
+            for begin, end in self._own_ranges(count * batch):
+                values, slopes = self._slopes(program, nodes, begin, end, labels)
+                rows = torch.arange(begin, end, device=labels.device) // batch
+                for layer, node, slope, table in zip(layers, nodes, slopes, tables, strict=True):
+                    x = values[layer.input].detach()
+                    for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, end - begin):
+                        table.index_add_(0, rows[part], (gradient.flatten(1) / batch).to(table.dtype))
+            return tables
+
+        names = [layer.parameter for layer in layers]
+        return dict(zip(names, self.ranks.sums(own, zeros), strict=True))
+
+    def _slopes(
+        self, program: Program, nodes: list[Node], begin: int, end: int, labels: Tensor
+    ) -> tuple[Values, Sequence[Tensor]]:
+        """The values of a pass over some samples, and the gradients of their summed loss by some of the values."""
+        leaves, parameters = self._varying(self.samples.rows(begin, end))
+        values = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
+        with torch.enable_grad():
+            values |= program(values, parameters)
+            logits = self._logits([values[node.name] for node in self.graph.outputs])
+            loss = F.cross_entropy(logits, labels[begin:end], reduction="sum")
+            # zeros for layers that the class scores do not depend on, such as those of another output
+            return values, torch.autograd.grad(loss, [values[node.name] for node in nodes], materialize_grads=True)
 
     def _varying(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
         """Inputs and parameters, some of which require gradients, so that every layer's output has one.
@@ -155,9 +176,14 @@ class CalibratedNetwork:
         tables = {name: p for name, p in self.parameters.items() if name not in weights and _is_float(p)}
         return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
 
-    def _ranges(self, count: int) -> Iterator[tuple[int, int]]:
-        size = self._at_once
-        return ((begin, min(begin + size, count)) for begin in range(0, count, size))
+    def _own_ranges(self, count: int) -> Iterator[tuple[int, int]]:
+        """The first and the end of each micro-batch of the first `count` samples that this rank owns."""
+        size = self._micro_batch(count)
+        starts = [begin for index, begin in enumerate(range(0, count, size)) if self.ranks.owns(index)]
+        return ((begin, min(begin + size, count)) for begin in starts)
+
+    def _micro_batch(self, count: int) -> int:
+        return min(self._at_once, self.ranks.share(count))
 
     @cached_property
     def _at_once(self) -> int:
@@ -199,13 +225,22 @@ class CalibratedNetwork:
         return self._predict().softmax(1)
 
     def _predict(self) -> Tensor:
+        """The class scores of the dense network, of all samples."""
         if self._predictions is None:
+            count = self.samples.count
             with torch.no_grad():
-                parts = [
-                    self._logits(self.graph.run(self.samples.rows(begin, end)))
-                    for begin, end in self._ranges(self.samples.count)
-                ]
-            self._predictions = torch.cat(parts)
+                example = self._logits(self.graph.run(self.samples.rows(0, 1)))
+
+                def zeros() -> list[Tensor]:
+                    return [example.new_zeros(count, example.shape[1])]
+
+                def own() -> list[Tensor]:
+                    (table,) = zeros()
+                    for begin, end in self._own_ranges(count):
+                        table[begin:end] = self._logits(self.graph.run(self.samples.rows(begin, end)))
+                    return [table]
+
+                (self._predictions,) = self.ranks.sums(own, zeros)
         return self._predictions
 
     @staticmethod

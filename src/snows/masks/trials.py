@@ -125,8 +125,7 @@ class Trial:
     @cached_property
     def gram(self) -> Tensor:
         """The second moment of the layer's inputs in the dense network."""
-        stream = self._trials.stream
-        return gram_of_inputs(self.layer, (stream[i][self.layer.input] for i in range(stream.fitted)))
+        return gram_of_inputs(self.layer, self._trials.stream)
 
     def error(self, weight: Tensor) -> float:
         """How far the outputs move with this weight, relative to their variance."""

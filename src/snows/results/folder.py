@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.samples import Samples
 from ..data.tensors import unusable
 from ..data.weights import read_state
+from ..devices.distributed.ranks import Ranks
 from ..errors import InputError, shown
 from ..masks.given import is_mask_file
 from ..reading import entries, is_file, is_folder, read_json
@@ -109,6 +111,23 @@ def digest(value: Any) -> str:
     hasher = hashlib.sha256()
     _feed(hasher, value)
     return hasher.hexdigest()
+
+
+def digest_of_samples(parts: Sequence[Samples], piece: int, ranks: Ranks) -> str:
+    """Of all samples in their order, however many ranks share them in pieces of so many samples."""
+    own: dict[int, str] = {}
+    count = pieces = 0
+    for samples in parts:
+        for begin in range(0, samples.count, piece):
+            if ranks.owns(pieces):
+                indices = range(begin, min(begin + piece, samples.count))
+                own |= {count + index: digest(samples.stored(index)) for index in indices}
+            pieces += 1
+        count += samples.count
+    found: dict[int, str] = {}
+    for digests in ranks.gathered(own):
+        found |= digests
+    return digest([found[index] for index in range(count)])
 
 
 def versions() -> dict[str, str]:

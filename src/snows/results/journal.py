@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..events import SolveReport
 from ..masks import Choice
 from ..solve.layer import SolvedLayer
@@ -82,9 +83,45 @@ class DiskJournal(Journal):
         return SolvedLayer(choice.weights, choice.masks, SolveReport(**facts))
 
 
-def open_journal(path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device) -> Journal:
+class SharedJournal(Journal):
+    """The journal of rank 0, which reads for all ranks and writes alone."""
+
+    def __init__(self, open_own: Callable[[], Journal], device: torch.device, ranks: Ranks) -> None:
+        opened: list[Journal] = []
+        ranks.from_first(lambda: opened.append(open_own()))
+        self._own, self._device, self._ranks = opened[0] if ranks.is_first else Journal(), device, ranks
+
+    def recall(self, sweep: int, index: int) -> SolvedLayer | None:
+        solved = self._ranks.from_first(lambda: self._own.recall(sweep, index))
+        self.recalled += solved is not None
+        return solved and dataclasses.replace(
+            solved, weights=self._here(solved.weights), masks=self._here(solved.masks)
+        )
+
+    def record(self, sweep: int, index: int, solved: SolvedLayer) -> None:
+        self._ranks.from_first(lambda: self._own.record(sweep, index, solved))
+
+    def recall_choice(self, sweep: int) -> Choice | None:
+        choice = self._ranks.from_first(lambda: self._own.recall_choice(sweep))
+        return choice and Choice(self._here(choice.masks), self._here(choice.weights))
+
+    def record_choice(self, sweep: int, choice: Choice) -> None:
+        self._ranks.from_first(lambda: self._own.record_choice(sweep, choice))
+
+    def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+
+def open_journal(
+    path: str | Path | None, settings: Callable[[], dict[str, Any]], device: torch.device, ranks: Ranks = ALONE
+) -> Journal:
     """A journal in a folder if there is a path. Only then are settings called: they take digests of all data."""
-    return Journal() if path is None else DiskJournal(Path(path), settings(), device)
+    if path is None:
+        return Journal()
+    facts = settings()
+    if ranks.size == 1:
+        return DiskJournal(Path(path), facts, device)
+    return SharedJournal(lambda: DiskJournal(Path(path), facts, torch.device("cpu")), device, ranks)
 
 
 def count_solves(folder: Path) -> int:

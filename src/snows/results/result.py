@@ -13,6 +13,7 @@ from ..data.compact import pack_masks, pack_state
 from ..data.samples import check_flag
 from ..data.tensors import spoilt
 from ..data.weights import write_tensors
+from ..devices.distributed.group import writes_files
 from ..errors import InputError
 from ..reading import as_path
 from ..recipe import Recipe
@@ -76,6 +77,8 @@ class Result:
             compact: Store kept weights only, in a smaller file that `snows.load` expands.
             force: Replace the folder if it holds a saved result and nothing else.
 
+        Of several processes that pruned together, the first one writes; the others return at once.
+
         Returns:
             The folder.
 
@@ -95,6 +98,8 @@ class Result:
         directory = as_path(directory, "directory")
         check_flag("compact", compact)
         check_flag("force", force)
+        if not writes_files():
+            return directory
         refuse_existing(directory, force)
         try:
             with new_folder(directory) as folder:
@@ -136,6 +141,8 @@ class Result:
 
 def save_or_rescue(result: Result, directory: Path, compact: bool, force: bool) -> None:
     """Save at the end of a command, where the result would be lost if somebody took the folder meanwhile."""
+    if not writes_files():
+        return
     try:
         refuse_existing(directory, force)
     except InputError as error:

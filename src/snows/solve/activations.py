@@ -30,8 +30,8 @@ class Activations:
         self, graph: Graph, plan: Plan, batches: Batches, settings: Settings, memory: Memory, readjusts: bool
     ) -> None:
         self._graph, self._batches, self._settings, self._memory = graph, batches, settings, memory
-        self._kept = operations_kept(graph, plan, sum(batches.sizes), settings, memory) if readjusts else []
-        self._outputs: list[Values] | None = None
+        self._kept = operations_kept(graph, plan, batches.own_samples, settings, memory) if readjusts else []
+        self._outputs: dict[int, Values] | None = None
         self._variances: dict[str, float] = {}
         self.restart(graph.parameters)
 
@@ -47,17 +47,23 @@ class Activations:
         If the outputs of the dense network are kept, its stream follows only where a problem reads it.
         """
         segment = self._graph.segment([planned.layer for planned in group], group[0].horizon)
-        if self._kept and self._outputs is None:
-            self._outputs = self._graph.outputs_of(self._kept, self._batches.values)
-        if self._outputs is None:
-            self._dense.advance(segment.position)
-        self._pruned.advance(segment.position)
+        self._batches.ranks.together(lambda: self._advance(segment.position))
         targets = self._settings.targets
         # Outputs of the dense network never change. Outputs of dense weights on pruned inputs change with every sweep.
         variances = self._variances if targets == "dense-stream" else {}
-        samples = sum(self._batches.sizes)
+        samples = self._batches.own_samples
         room = self._memory.targets(self._graph.live_bytes(segment.position), samples)
         return LayerProblem(segment, self._dense, self._pruned, targets, room, variances, self._outputs)
+
+    def _advance(self, position: int) -> None:
+        if self._kept and self._outputs is None:
+            values = self._batches.values
+            own = self._pruned.own
+            outputs = self._graph.outputs_of(self._kept, (values[index] for index in own))
+            self._outputs = dict(zip(own, outputs, strict=True))
+        if self._outputs is None:
+            self._dense.advance(position)
+        self._pruned.advance(position)
 
     def use_smaller_pieces(self, layer: str) -> None:
         """Halve the pieces, after the device ran out of memory at this layer. The streams start anew."""

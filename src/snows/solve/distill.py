@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..data.batches import has_rows
 from ..data.samples import Samples
 from ..devices.cuda_graph import ReplayedOn
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory, one_out_of_memory
 from ..errors import SnowsWarning
 from ..events import Distilled, DistillStep, Listener, ignore
@@ -54,6 +56,8 @@ class Distillation:
     settings: DistillSettings
     memory: Memory
     seed: int
+    piece: int = 1  # samples in a micro-batch of the cascade: what a rank has of a Dataset
+    ranks: Ranks = ALONE
 
     def run(self, parameters: Mapping[str, Tensor], notify: Listener = ignore) -> tuple[dict[str, Tensor], Distilled]:
         """Train from `parameters`. If a batch runs out of memory, it is cut into more pieces.
@@ -64,16 +68,17 @@ class Distillation:
         """
         batch = min(self.settings.batch, self.fitted.count)
         device = next(iter(parameters.values())).device
-        pieces = _pieces(self.graph, batch, self.memory, device)
+        share = self.ranks.share(batch)  # that a rank takes
+        pieces = _pieces(self.graph, share, self.memory, device)
         while True:
             try:
                 with one_out_of_memory():
                     return self._train(parameters, pieces, batch // pieces, notify)
-            except torch.OutOfMemoryError:
-                if pieces == batch:
+            except self.ranks.out_of_memory:
+                if pieces >= share:
                     raise
             torch.cuda.empty_cache()
-            pieces = min(2 * pieces, batch)
+            pieces = min(2 * pieces, share)
             warnings.warn(
                 f"out of memory in the last stage: going on with {batch // pieces} samples at a time",
                 SnowsWarning,
@@ -86,22 +91,32 @@ class Distillation:
         began = time.perf_counter()
         steps = self.settings.steps
         fitted = self.fitted.moved() if self.fitted.bytes <= self.memory.held else self.fitted
-        match = _Match(self.graph, fitted)
+        match = _Match(self.graph, fitted, self.ranks)
         trained = _Trained(parameters, self.masks, self.graph.vectors)
         best = _Best(match, self.held_out if self.held_out.count else fitted, size, trained)
         precision = self._precision(next(iter(trained.variables.values())))
+        variables, part = list(trained.variables.values()), self.ranks.part(size)
+        share = (part.stop - part.start) / size  # of a piece
         gradient = _Gradient(
-            lambda leaves: match.loss(leaves, trained.masked(), precision) / pieces, list(trained.variables.values())
+            lambda leaves: share * match.loss(leaves, trained.masked(), precision) / pieces, variables, self.ranks
         )
         optimizer = torch.optim.Adam(trained.variables.values(), lr=self.settings.rate, betas=(0.9, 0.99), fused=True)
         generator = torch.Generator().manual_seed(self.seed)
         pause = max(1, steps // _EVALUATIONS)
+
+        def batches() -> Iterator[list[Any]]:
+            """One step's pieces: all ranks make the same views, and each takes its part of them."""
+            for _ in range(pieces):
+                chosen = torch.randint(fitted.count, (size,), generator=generator)
+                views = _views(fitted.at_shared(chosen, self.piece, self.ranks), generator)
+                if share:
+                    yield [leaf[part] if has_rows(leaf) else leaf for leaf in views]
+
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
                 group["lr"] = self.settings.rate * _schedule(step / steps)
             optimizer.zero_grad()
-            for _ in range(pieces):
-                gradient.add(_views(_random_samples(fitted, size, generator), generator))
+            gradient.add(batches())
             optimizer.step()
             notify(DistillStep(step, steps))
             if step % pause == 0 or step == steps:
@@ -158,8 +173,9 @@ def matched(graph: Graph) -> Sequence[Node]:
 class _Match:
     """The distance of the network's operations and outputs from the dense network's, each divided by its variance."""
 
-    def __init__(self, graph: Graph, samples: Samples) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, samples: Samples, ranks: Ranks = ALONE) -> None:
+        self.graph, self.ranks = graph, ranks
+        self.device = next(iter(graph.parameters.values())).device
         outputs = [node for node in graph.outputs if isinstance(node.meta.get("val"), Tensor)]
         nodes = list(dict.fromkeys([*matched(graph), *outputs]))
         self.program = graph.giving(nodes, first_order=True)
@@ -182,11 +198,21 @@ class _Match:
 
     def mean_loss(self, samples: Samples, parameters: Mapping[str, Tensor], size: int) -> float:
         """The mean over all samples, without random views."""
-        total = 0.0
-        for start in range(0, samples.count, size):
-            stop = min(start + size, samples.count)
-            total += (stop - start) * float(self.loss(samples.rows(start, stop), parameters))
-        return total / samples.count
+        size = min(size, self.ranks.share(samples.count))
+
+        def number(value: float) -> list[Tensor]:
+            return [torch.tensor(value, dtype=torch.float64, device=self.device)]
+
+        def summed() -> list[Tensor]:
+            total = 0.0
+            for index, start in enumerate(range(0, samples.count, size)):
+                stop = min(start + size, samples.count)
+                if self.ranks.owns(index):
+                    total += (stop - start) * float(self.loss(samples.rows(start, stop), parameters))
+            return number(total)
+
+        (total,) = self.ranks.sums(summed, lambda: number(0.0))
+        return float(total) / samples.count
 
     def _run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor]) -> Values:
         named = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
@@ -229,24 +255,33 @@ def _weights(values: Values, nodes: list[Node], outputs: set[Node]) -> dict[str,
 
 
 class _Gradient:
-    """Adds the gradient of a loss to the `grad` of its variables.
+    """Adds the gradient of a loss, summed over ranks, to the `grad` of its variables.
 
     The pass is recorded and replayed on a GPU: launching the operations of a small network takes longer than running
     them.
     """
 
-    def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor]) -> None:
-        self._variables = variables
+    def __init__(self, loss: Callable[[list[Any]], Tensor], variables: list[Tensor], ranks: Ranks = ALONE) -> None:
+        self._variables, self._ranks = variables, ranks
         self._pass = ReplayedOn(
             lambda leaves: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
         )
 
-    def add(self, leaves: list[Any]) -> None:
-        """For these inputs."""
-        for variable, gradient in zip(self._variables, self._pass(leaves), strict=True):
-            if variable.grad is None:
-                variable.grad = torch.zeros_like(variable)  # fused Adam needs the memory layout of the variable
-            variable.grad.add_(gradient)
+    def add(self, batches: Iterable[list[Any]]) -> None:
+        """For all of these inputs."""
+        totals = [torch.zeros_like(v) if v.grad is None else v.grad for v in self._variables]
+
+        def own() -> list[Tensor]:
+            for leaves in batches:
+                for total, gradient in zip(totals, self._pass(leaves), strict=True):
+                    total.add_(gradient)
+            return totals
+
+        sums = self._ranks.sums(own, lambda: totals)
+        for variable, total, summed in zip(self._variables, totals, sums, strict=True):
+            if summed is not total:
+                total.copy_(summed)
+            variable.grad = total  # in the memory layout of the variable, as fused Adam needs it
 
 
 def samples_at_once(graph: Graph, fitted: int, settings: DistillSettings, memory: Memory, device: torch.device) -> int:
@@ -260,14 +295,6 @@ def _pieces(graph: Graph, batch: int, memory: Memory, device: torch.device) -> i
     sample_bytes = _COPIES * sum(int(node.meta["bytes"]) for node in graph.nodes)
     fitting = min(batch, math.ceil(batch * sample_bytes / memory.total))
     return max(fitting, math.ceil(batch / ending_soon(graph, device)))
-
-
-def _random_samples(samples: Samples, count: int, generator: torch.Generator) -> list[Any]:
-    chosen = torch.randint(samples.count, (count,), generator=generator)
-    leaves = [
-        leaf[chosen.to(leaf.device)] if isinstance(leaf, Tensor) and leaf.ndim else leaf for leaf in samples.leaves
-    ]
-    return replace(samples, leaves=leaves, count=count).rows(0, count)
 
 
 def _views(leaves: list[Any], generator: torch.Generator) -> list[Any]:

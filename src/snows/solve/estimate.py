@@ -5,6 +5,7 @@ Its constants were measured. benchmarks/speed.py compares the estimate with the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,7 +25,10 @@ _DENSITY = 0.5  # assumed of a given mask
 
 @dataclass(frozen=True)
 class Estimate:
-    """The memory of a run on `samples` samples, in pieces of `micro_batch` samples."""
+    """The memory of a run on `samples` samples, in pieces of `micro_batch` samples.
+
+    Of several `ranks`, these are one rank's.
+    """
 
     graph: Graph
     plan: Plan
@@ -33,6 +37,7 @@ class Estimate:
     device: torch.device
     samples: int
     micro_batch: int
+    ranks: int = 1
 
     def peak(self) -> int:
         """Bytes at the group that takes most."""
@@ -61,10 +66,10 @@ class Estimate:
 
     def product_samples(self, group: tuple[PlannedLayer, ...]) -> int:
         """Samples in one curvature product of the group."""
-        if self.settings.in_minibatches:
-            return min(self.settings.minibatch, self.samples)
-        inputs = [self.kept_inputs(planned) for planned in group]
-        return min(samples_in_products(self.settings.curvature, inputs), self.samples)
+        wanted = self.settings.minibatch
+        if not self.settings.in_minibatches:
+            wanted = samples_in_products(self.settings.curvature, [self.kept_inputs(planned) for planned in group])
+        return min(math.ceil(wanted / self.ranks), self.samples)
 
     @cached_property
     def _operations_kept(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory
 from ..graph import Graph
 from ..graph.cost import Cost
@@ -44,9 +45,15 @@ def operations_kept(graph: Graph, plan: Plan, samples: int, settings: Settings, 
 
 
 def micro_batch_size(
-    graph: Graph, plan: Plan, samples: int, settings: Settings, device: torch.device, memory: Memory
+    graph: Graph,
+    plan: Plan,
+    samples: int,
+    settings: Settings,
+    device: torch.device,
+    memory: Memory,
+    ranks: Ranks = ALONE,
 ) -> int:
-    """Samples in one piece, such that a pass through the largest segment fits in memory."""
+    """Samples in one piece, such that a pass through the largest segment fits in memory, and every rank has a piece."""
 
     def needed(group: tuple[PlannedLayer, ...]) -> int:
         cost = graph.cost([planned.layer for planned in group], group[0].horizon)
@@ -55,7 +62,8 @@ def micro_batch_size(
 
     fitting = memory.one_pass // max([1, *(needed(group) for group in plan.groups)])
     together = settings.minibatch if settings.in_minibatches else settings.curvature.samples
-    return max(1, min(together, _MICRO_BATCH.get(device.type, 250), fitting, ending_soon(graph, device), samples))
+    shared = ranks.share(min(together, samples))
+    return max(1, min(shared, _MICRO_BATCH.get(device.type, 250), fitting, ending_soon(graph, device)))
 
 
 def ending_soon(graph: Graph, device: torch.device) -> int:

@@ -259,10 +259,12 @@ class _Solve:
             samples = min(settings.curvature.samples, self.objective.samples)
             product_flops = 2.0 * self.segment.cost.flops * samples
         try:
-            blocks = [
-                row_systems(gram, kept, ridge, dtype, product_flops, self.memory.factors, self.memory.chunk)
-                for gram, kept in zip(grams, masks, strict=True)
-            ]
+            blocks = self.objective.ranks.together(
+                lambda: [
+                    row_systems(gram, kept, ridge, dtype, product_flops, self.memory.factors, self.memory.chunk)
+                    for gram, kept in zip(grams, masks, strict=True)
+                ]
+            )
         except StatisticsError as error:
             message = f"{self.segment.layers[0].name}: {error}; this layer is solved without its closed form"
             warnings.warn(message, SnowsWarning, stacklevel=2)
@@ -273,10 +275,11 @@ class _Solve:
         """Sub-sampled Newton: gradient and line search on all samples, curvature products on some of them."""
         inputs = [int(part.flatten(1).sum(1).max()) for part in self.unpack(self.mask)]
         samples = samples_in_products(self.settings.curvature, inputs)
+        ranks = self.objective.ranks
         if samples < ALL_SAMPLES:
-            wanted = min(samples, self.objective.samples)
-            samples = self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
-        narrow = self.problem.narrowed(samples)
+            wanted = ranks.share(min(samples, self.objective.samples))
+            samples = ranks.size * self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
+        narrow = self.problem.narrowed(ranks.share(samples))
         sampled = narrow.objective(self.settings.normalization, self.precision)
         steps_before = self.turn.sweep * self.settings.newton.steps
         subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, steps_before)
@@ -312,7 +315,7 @@ class _Solve:
 
     def _system(self, curvature: Objective, at: Tensor) -> System:
         """The Newton system on the kept weights, preconditioned with the row blocks."""
-        keep = self._linearized_bytes() * curvature.samples <= self.memory.products
+        keep = self._linearized_bytes() * curvature.samples_of_a_rank <= self.memory.products
         product = restrict(curvature.product(self.kind, at, keep), self.mask)
         if not self.settings.curvature.preconditioned or not self.blocks:
             return System(product)

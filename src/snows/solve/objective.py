@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..devices.distributed.ranks import ALONE, Ranks
 from ..errors import InputError
 from ..graph.autodiff import Forward, LinearMap, linearize
 
@@ -77,53 +78,71 @@ class Objective:
     sizes: tuple[int, ...]  # samples in each piece
     layouts: Sequence[SampleSplit | None] = ()
     precision: torch.dtype | None = None  # of Jacobians; None: that of the weight
+    ranks: Ranks = ALONE  # who share the pieces; sums over pieces are sums over ranks
 
     @property
     def samples(self) -> int:
         return sum(self.sizes[index] for index in self.chosen)
+
+    @property
+    def samples_of_a_rank(self) -> int:
+        """The most that one rank has."""
+        found = [0] * self.ranks.size
+        for index in self.chosen:
+            found[self.ranks.owner(index)] += self.sizes[index]
+        return max(found)
 
     def subset(self, chosen: Sequence[int]) -> Objective:
         """The same loss over other pieces, normalized by their number of samples."""
         return replace(self, chosen=tuple(chosen))
 
     def loss(self, weight: Tensor) -> float:
-        with torch.no_grad():
+        def summed() -> list[Tensor]:
             losses = []
-            for piece in self._chosen_pieces():
+            for piece in self._own_pieces():
                 errors = list(piece.forward(weight))
                 torch._foreach_sub_(errors, list(piece.targets))  # one launch: many would take longer than their work
                 losses.append(self._loss(piece, errors))
-        return float(torch.stack(losses).sum())
+            return [_sum(losses, weight)]
+
+        with torch.no_grad():
+            (loss,) = self.ranks.sums(summed, lambda: [_sum([], weight)])
+        return float(loss)
 
     def of_squared_error(self, squares: float, elements: int) -> float:
         """The loss of a single operation whose squared error, over so many elements of all samples, is known."""
         return squares if self.normalization == "sum" else self.weights[0] * squares / elements
 
     def loss_and_gradient(self, weight: Tensor) -> tuple[float, Tensor]:
-        losses, gradient = [], torch.zeros_like(weight)
-        for piece in self._chosen_pieces():
-            outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
-            errors = list(torch._foreach_sub(list(outputs), list(piece.targets)))
-            del outputs
-            losses.append(self._loss(piece, errors))
-            gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece, errors)])
-        return float(torch.stack(losses).sum()), gradient
+        def summed() -> list[Tensor]:
+            losses, gradient = [], torch.zeros_like(weight)
+            for piece in self._own_pieces():
+                outputs, jacobian = piece.linearize(weight, self.precision or weight.dtype)
+                errors = list(torch._foreach_sub(list(outputs), list(piece.targets)))
+                del outputs
+                losses.append(self._loss(piece, errors))
+                gradient += jacobian.pull(errors, [2 * factor for factor in self._factors(piece, errors)])
+            return [_sum(losses, weight), gradient]
+
+        loss, gradient = self.ranks.sums(summed, lambda: [_sum([], weight), torch.zeros_like(weight)])
+        return float(loss), gradient
 
     def product(self, kind: CurvatureKind, weight: Tensor, keep: bool) -> Product:
         """v -> B v at `weight`. `keep`: linearize every piece once and keep it, instead of once for each product."""
         of_piece = {"gauss-newton": self._gauss_newton, "hessian": self._hessian, "fisher": self._fisher}[kind]
-        kept = [of_piece(piece, weight) for piece in self._chosen_pieces()] if keep else None
+        made = lambda: [of_piece(piece, weight) for piece in self._own_pieces()]  # noqa: E731
+        kept = self.ranks.together(made) if keep else None
 
-        def total(v: Tensor) -> Tensor:
+        def summed(v: Tensor) -> list[Tensor]:
             result = torch.zeros_like(weight)
-            for product in kept if kept is not None else (of_piece(piece, weight) for piece in self._chosen_pieces()):
+            for product in kept if kept is not None else (of_piece(piece, weight) for piece in self._own_pieces()):
                 result += product(v)
-            return result
+            return [result]
 
-        return total
+        return lambda v: self.ranks.sums(lambda: summed(v), lambda: [torch.zeros_like(weight)])[0]
 
-    def _chosen_pieces(self) -> Iterator[Piece]:
-        return (self.pieces[index] for index in self.chosen)
+    def _own_pieces(self) -> Iterator[Piece]:
+        return (self.pieces[index] for index in self.chosen if self.ranks.owns(index))
 
     def _factors(self, piece: Piece, outputs: Sequence[Tensor]) -> list[float]:
         """The factors c_k. Only the sizes of the outputs matter."""
@@ -176,6 +195,12 @@ class Objective:
 
         jacobian = linearize(sample_losses, weight)[1]
         return lambda v: jacobian.pull(jacobian.push(v), [1 / self.samples])
+
+
+def _sum(losses: Sequence[Tensor], like: Tensor) -> Tensor:
+    return (
+        torch.stack(list(losses)).sum().double() if losses else torch.zeros((), dtype=torch.float64, device=like.device)
+    )
 
 
 def square_sum(error: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..data.moments import Moments, gram_of_inputs, in_weight_order, samples_at_once
+from ..data.moments import Moments, gram_of_inputs, in_weight_order, no_moments, samples_at_once
 from ..data.streams import Stream
 from ..graph import Layer, Segment
 from ..graph.autodiff import LinearMap
@@ -38,7 +38,7 @@ class Teacher:
     segment: Segment
     stream: Stream  # of the dense network, or of the pruned one
     parameters: Mapping[str, Tensor]
-    outputs: Sequence[Values] | None = None  # of each micro-batch, if they were computed before
+    outputs: Mapping[int, Values] | None = None  # of each micro-batch, if they were computed before
 
     def targets(self, index: int) -> tuple[Tensor, ...]:
         if self.outputs is not None:
@@ -64,7 +64,7 @@ class LayerProblem:
     targets_from: str  # "dense-stream" or "dense-weights", see Recipe
     keep_bytes: int
     variances: dict[str, float] = field(default_factory=dict)  # of targets, as far as they are known; filled here
-    dense_outputs: Sequence[Values] | None = None  # of the dense network's operations, if they were computed before
+    dense_outputs: Mapping[int, Values] | None = None  # of the dense network's operations, if they were computed before
     _kept: dict[int, Piece] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class LayerProblem:
             sample_bytes += cost.input_bytes
         if self.dense_outputs is None:
             sample_bytes += cost.output_bytes
-        self._keeps = sample_bytes * sum(self.sizes) <= self.keep_bytes
+        self._keeps = sample_bytes * sum(self.sizes[index] for index in self.pruned.own) <= self.keep_bytes
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -124,10 +124,10 @@ class LayerProblem:
         if outputs is not None:  # the first axis is the samples', or samples times something
             shares = [Fraction(new, old) for new, old in zip(dense.sizes, self.sizes, strict=True)]
             names = self.segment.outputs
-            outputs = [
-                {name: values[name][: int(len(values[name]) * share)] for name in names}
-                for values, share in zip(outputs, shares, strict=True)
-            ]
+            outputs = {
+                index: {name: values[name][: int(len(values[name]) * shares[index])] for name in names}
+                for index, values in outputs.items()
+            }
         return replace(self, dense=dense, pruned=pruned, dense_outputs=outputs, _kept={})
 
     def objective(self, normalization: Normalization, precision: torch.dtype | None = None) -> Objective:
@@ -136,12 +136,14 @@ class LayerProblem:
             weights = [1 / max(variance, _LEAST_VARIANCE) for variance in self._variances()]
         fitted = tuple(range(self.pruned.fitted))
         layouts = self.segment.sample_layouts
-        return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts, precision)
+        ranks = self.pruned.ranks
+        return Objective(self, tuple(weights), normalization, fitted, self.sizes, layouts, precision, ranks)
 
     def moments(self, index: int = 0) -> Moments:
         """Second moments of a layer's inputs, with themselves and with the outputs the layer itself should have."""
         layer, own = self.layers[index], self.segment.own[index]
-        return in_weight_order(layer, Moments.collect(self._input_output_pairs(layer, own)))
+        zeros = no_moments(layer, layer.shape[0] // layer.groups, self.pruned.device)
+        return in_weight_order(layer, Moments.collect(self._input_output_pairs(layer, own), self.pruned.ranks, zeros))
 
     def gram(self, index: int = 0, samples: int | None = None) -> Tensor:
         """The second moment of a layer's inputs, from about so many samples (None: all)."""
@@ -149,15 +151,16 @@ class LayerProblem:
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
             pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
-        return gram_of_inputs(layer, self._inputs(layer, self.pruned, pieces))
+        return gram_of_inputs(layer, self.pruned, self._inputs(layer, self.pruned, pieces))
 
     def dense_gram(self, index: int = 0) -> Tensor:
         """The same in the dense network, from all samples."""
-        self.dense.advance(self.segment.position)
-        return gram_of_inputs(self.layers[index], self._inputs(self.layers[index], self.dense, self.dense.fitted))
+        layer = self.layers[index]
+        self.dense.ranks.together(lambda: self.dense.advance(self.segment.position))
+        return gram_of_inputs(layer, self.dense, self._inputs(layer, self.dense, self.dense.fitted))
 
     def _inputs(self, layer: Layer, stream: Stream, pieces: int) -> Iterator[Tensor]:
-        return (self._input(layer, stream, index, stream.parameters) for index in range(pieces))
+        return (self._input(layer, stream, index, stream.parameters) for index in stream.own_of(pieces))
 
     def _input(self, layer: Layer, stream: Stream, index: int, parameters: Mapping[str, Tensor]) -> Tensor:
         """What a layer reads. Of several layers, a later one may read what the prelude computes."""
@@ -166,7 +169,8 @@ class LayerProblem:
         return x
 
     def _input_output_pairs(self, layer: Layer, own: Program) -> Iterator[tuple[Tensor, Tensor]]:
-        for index, x in enumerate(self._inputs(layer, self.pruned, self.pruned.fitted)):
+        for index in self.pruned.own_of(self.pruned.fitted):
+            x = self._input(layer, self.pruned, index, self.pruned.parameters)
             y = self._dense_output(layer, own, index, x)
             if layer.bias is not None:
                 bias = self.dense.parameters[layer.bias]
@@ -189,17 +193,30 @@ class LayerProblem:
     def _variances(self) -> list[float]:
         """Of the targets of each operation, over all elements of the first samples."""
         names = self.segment.outputs
-        pools = {k: _Pool() for k, name in enumerate(names) if name not in self.variances}
-        samples = 0
-        for index in range(self.pruned.fitted) if pools else ():
+        unknown = [k for k, name in enumerate(names) if name not in self.variances]
+        if unknown:
+            ranks, pieces = self.pruned.ranks, self._pieces_with(_VARIANCE_SAMPLES)
+            pools = ranks.gathered(ranks.together(lambda: self._pools(unknown, self.pruned.own_of(pieces))))
+            self.variances.update({names[k]: _Pool.joined(own[k] for own in pools).variance for k in unknown})
+        return [self.variances[name] for name in names]
+
+    def _pools(self, outputs: Sequence[int], pieces: Sequence[int]) -> dict[int, _Pool]:
+        """The targets of some operations in some micro-batches."""
+        pools = {k: _Pool() for k in outputs}
+        for index in pieces:
             targets = self[index].targets
             for k, pool in pools.items():
                 pool.add(targets[k])
-            samples += self.sizes[index]
-            if samples >= _VARIANCE_SAMPLES:
-                break
-        self.variances.update({names[k]: pool.variance for k, pool in pools.items()})
-        return [self.variances[name] for name in names]
+        return pools
+
+    def _pieces_with(self, samples: int) -> int:
+        """How many of the first micro-batches have so many samples together; all fitted ones if these have fewer."""
+        count = 0
+        for pieces, size in enumerate(self.sizes[: self.pruned.fitted], 1):
+            count += size
+            if count >= samples:
+                return pieces
+        return self.pruned.fitted
 
 
 @dataclass
@@ -212,10 +229,23 @@ class _Pool:
 
     def add(self, part: Tensor) -> None:
         variance, mean = torch.var_mean(part, correction=0)
-        new, gap = part.numel(), float(mean) - self.mean
-        self.squares += new * float(variance) + gap**2 * self.count * new / (self.count + new)
-        self.count += new
-        self.mean += gap * new / self.count
+        self._join(part.numel(), float(mean), part.numel() * float(variance))
+
+    def _join(self, count: int, mean: float, squares: float) -> None:
+        if not count:
+            return
+        gap = mean - self.mean
+        self.squares += squares + gap**2 * self.count * count / (self.count + count)
+        self.count += count
+        self.mean += gap * count / self.count
+
+    @classmethod
+    def joined(cls, pools: Iterable[_Pool]) -> _Pool:
+        """The numbers of all pools."""
+        whole = cls()
+        for pool in pools:
+            whole._join(pool.count, pool.mean, pool.squares)
+        return whole
 
     @property
     def variance(self) -> float:

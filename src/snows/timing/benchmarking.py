@@ -214,7 +214,7 @@ class _Bench:
             reason=reason,
             timed_as=None if own is None or own is case else own.name,
             timings=tuple(timings),
-            elsewhere=elsewhere(case.module, case.parameter, weight),
+            elsewhere=elsewhere(case.module, case.parameter, weight, called=bool(case.shapes)),
             never=never(case.module, weight),
         )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import first_line
-from ..exports.rules import owner
+from ..exports.rules import NOT_CALLED, input_shapes, owner
 from ..graph.capture import Call
 from .benchmark import LayerTiming
 from .clock import time_in_turns
@@ -60,14 +60,14 @@ def find_cases(
     model: nn.Module, parameters: Iterable[str], calls: Mapping[int, Call], kernels: Iterable[Kernel]
 ) -> dict[str, LayerCase]:
     """The pruned layers, by the names of their weights, with the inputs that they get at each batch size."""
-    shapes = {batch: _input_shapes(model, call) for batch, call in calls.items()}
+    shapes = {batch: input_shapes(model, call) for batch, call in calls.items()}
     cases = {}
     for parameter in parameters:
         module = owner(model, parameter)
         sizes = {batch: found[module] for batch, found in shapes.items() if module in found}
         taking, reason = _choose(module, parameter, kernels)
         if taking and len(sizes) < len(calls):
-            taking, reason = (), "its module is not called with one tensor"
+            taking, reason = (), NOT_CALLED
         cases[parameter] = LayerCase(parameter, module, taking, reason, sizes)
     return cases
 
@@ -81,23 +81,6 @@ def _choose(module: nn.Module, parameter: str, kernels: Iterable[Kernel]) -> tup
     if taking:
         return taking, None
     return (), reasons[-1] if reasons else "torch has no sparse kernels on this device"
-
-
-def _input_shapes(model: nn.Module, call: Call) -> dict[nn.Module, tuple[int, ...]]:
-    found: dict[nn.Module, tuple[int, ...]] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if len(args) == 1 and isinstance(args[0], Tensor):
-            found.setdefault(module, tuple(args[0].shape))
-
-    hooks = [module.register_forward_pre_hook(note) for module in model.modules()]
-    try:
-        with torch.no_grad():
-            model(*call[0], **call[1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return found
 
 
 def time_layer(case: LayerCase, batch: int, seconds: float) -> list[LayerTiming]:

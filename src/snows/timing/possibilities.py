@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..exports.rules import (
+    NOT_CALLED,
     TENSORRT_WIDE,
     is_two_of_four,
     openvino_refusal,
@@ -24,12 +25,16 @@ RULES = {
 }
 
 
-def elsewhere(module: nn.Module, parameter: str, weight: Tensor) -> dict[str, str | None]:
-    """By engine, why its sparse kernels cannot take the layer; None if they can. A speed-up is not implied."""
+def elsewhere(module: nn.Module, parameter: str, weight: Tensor, called: bool = True) -> dict[str, str | None]:
+    """By engine, why its sparse kernels cannot take the layer; None if they can. A speed-up is not implied.
+
+    `called` says whether the network calls the module, or takes its weight otherwise.
+    """
+    of_torch = None if called else NOT_CALLED
     return {
-        "torch 2:4 on an NVIDIA GPU": semi_structured_refusal(module, parameter),
+        "torch 2:4 on an NVIDIA GPU": semi_structured_refusal(module, parameter) or of_torch,
         "TensorRT on an NVIDIA GPU": tensorrt_refusal(weight),
-        "torch CSR on a CPU": csr_refusal(module),
+        "torch CSR on a CPU": csr_refusal(module) or of_torch,
         "OpenVINO in int8 on a CPU with AMX": openvino_refusal(weight),
         "XNNPACK on a CPU": _xnnpack_refusal(module, weight),
     }

@@ -51,6 +51,16 @@ def test_images_of_too_many_pixels_are_refused(tmp_path: Path, width: int, heigh
         images.read_images([path], 8)
 
 
+@pytest.mark.parametrize("name", ["x.png", "x.jpg"])
+def test_an_image_of_a_gigabyte_is_refused_unread(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("wb") as stream:
+        stream.write(png(8, 8) if name == "x.png" else jpeg(8, 8))
+        stream.truncate((1 << 30) + 1)  # holes only
+    with pytest.raises(InputError, match="has more than 1,073,741,824 bytes"):
+        images.read_images([path], 8)
+
+
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1), (3, 4000)])
 def test_a_very_long_image_is_cut_before_it_is_resized(
     tmp_path: Path, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch

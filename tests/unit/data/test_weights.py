@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +69,29 @@ def test_files_without_a_state_dict_are_refused(content: object, tmp_path: Path)
         read_state(tmp_path / "a.pt")
 
 
+class Runs:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin"])
+def test_code_in_a_pickle_is_not_run(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"a.{suffix}"
+    torch.save({"a": torch.ones(2), "b": Runs(tmp_path / "owned")}, file)
+    words = rf"a\.{suffix} is not a file of plain tensors \(it needs getattr, and code in a pickle is not run\)"
+    with pytest.raises(InputError, match=words):
+        read_state(file)
+    file.write_bytes(pickle.dumps(Runs(tmp_path / "owned")))
+    with pytest.raises(InputError, match=rf"a\.{suffix}"):
+        read_state(file)
+    assert not (tmp_path / "owned").exists()
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("content", [b"", b"nothing of this kind"])
 def test_other_files_are_refused(suffix: str, content: bytes, tmp_path: Path) -> None:
@@ -75,6 +100,20 @@ def test_other_files_are_refused(suffix: str, content: bytes, tmp_path: Path) ->
         read_state(tmp_path / f"a.{suffix}")
     with pytest.raises(InputError, match="there is no file"):
         read_state(tmp_path / f"b.{suffix}")
+
+
+def test_the_advice_of_torch_to_run_the_code_is_not_passed_on(tmp_path: Path) -> None:
+    for content, words in (
+        (nn.Linear(2, 2), "it needs torch.nn.modules.linear.Linear, and"),
+        (None, "cannot unpickle"),
+    ):
+        torch.save(content, tmp_path / "a.pt")
+        if content is None:
+            (tmp_path / "a.pt").write_bytes(b"nothing of this kind")
+        with pytest.raises(InputError, match=words) as refused:
+            read_state(tmp_path / "a.pt")
+        assert "weights_only" not in str(refused.value)
+        assert "x1b" not in str(refused.value)
 
 
 # Names

@@ -75,3 +75,16 @@ def test_within_a_budget() -> None:
     assert within.memory_bytes < whole.memory_bytes
     with pytest.raises(snows.ArgumentError, match="expected a size"):
         snows.inspect(make("residual"), example("residual", 40), "2:4", memory="much")
+
+
+def test_several_processes_share_samples_and_products() -> None:
+    model, samples = make("conv-bn"), example("conv-bn", 24)
+    alone, of_four = (snows.inspect(model, samples, "2:4", samples=4000, world_size=size) for size in (1, 4))
+    assert of_four.memory_bytes < alone.memory_bytes
+    assert [layer.pattern for layer in of_four.layers] == [layer.pattern for layer in alone.layers]
+
+
+@pytest.mark.parametrize("world_size", [0, True, "2"])
+def test_a_number_of_processes_that_is_none(world_size: object) -> None:
+    with pytest.raises(snows.ArgumentError, match="expected a whole number of at least 1"):
+        snows.inspect(make("conv-bn"), example("conv-bn", 8), world_size=world_size)  # type: ignore[arg-type]

@@ -100,3 +100,8 @@ def test_attention_of_torch_in_every_format(name: str, pruned: Path, tmp_path: P
         pytest.skip(f"{missing[0]} is not installed")
     exported = snows.export(pruned, name, attention(), out=tmp_path / "out")
     assert exported.removed == sum(int((~mask).sum()) for mask in snows.load_masks(pruned).values())
+    if name == "torch-2:4":  # what the fast path of torch computes without calling the layers takes no packed weights
+        assert exported.facts["pack"] == ["gone.weight", "one.weight", "same.weight"]
+        inside = ("attention.out_proj", "encoder.self_attn.out_proj", "encoder.linear1", "encoder.linear2")
+        reasons = {exported.facts["dense"][f"{layer}.weight"] for layer in inside}
+        assert reasons == {"its module is not called with one tensor"}

@@ -152,8 +152,7 @@ def test_gradients_of_pieces_add_up(model: nn.Module) -> None:
             return match.loss(leaves, pruned) / pieces
 
         gradient = _Gradient(loss, variables)
-        for part in x.chunk(pieces):
-            gradient.add([part])
+        gradient.add([part] for part in x.chunk(pieces))
         return [v.grad for v in variables if v.grad is not None]
 
     for one, four in zip(gradients(1), gradients(4), strict=True):
@@ -166,7 +165,7 @@ def test_gradients_lie_in_memory_as_their_variables_do() -> None:
     loss = lambda _: (variable.permute(0, 2, 3, 1) * factors).sum()  # noqa: E731
     (found,) = torch.autograd.grad(loss(None), variable)
     assert found.stride() != variable.stride()
-    _Gradient(loss, [variable]).add([])
+    _Gradient(loss, [variable]).add([[]])
     assert variable.grad is not None
     assert variable.grad.stride() == variable.stride()
     torch.testing.assert_close(variable.grad, factors.permute(0, 3, 1, 2))

@@ -167,7 +167,7 @@ def test_precision_and_layouts_reach_the_objective() -> None:
 
 def test_pieces_are_narrowed_to_their_first_samples_also_with_known_outputs() -> None:
     given = problem(*RESIDUAL, 2, split=(3, 2))
-    known = replace(given, dense_outputs=dense_outputs_of(given), _kept={})
+    known = replace(given, dense_outputs=dict(enumerate(dense_outputs_of(given))), _kept={})
     known[0], known[1]  # kept from here on
     narrow = known.narrowed(1)
     assert narrow.sizes == (1, 1)

@@ -152,3 +152,18 @@ def test_both_kinds_of_half_precision(pruned: Path, dtype: torch.dtype) -> None:
     assert found.dtype == str(dtype).removeprefix("torch.")
     assert [layer.kernel for layer in found.layers if layer.name == "9"] == ["2:4, cuSPARSELt"]
     assert [row.reason for row in found.network if row.timing is None] == []
+
+
+def test_layers_that_torch_does_not_call_stay_as_they_are(tmp_path: Path) -> None:
+    """The fast path of a transformer's encoder takes the weights of its layers, and none that are packed."""
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Linear(4, 8), encoder, nn.Linear(8, 8)).eval()
+    folder = save(tmp_path / "pruned", model, torch.randn(16, 5, 4, generator=torch.Generator().manual_seed(0)))
+    options = {"batches": [1], "engines": ["torch"], "modes": ["eager"], "device": "cpu", "progress": False}
+    found = snows.bench(folder, model, **options)  # type: ignore[arg-type]
+    reasons = {layer.name: layer.reason for layer in found.layers}
+    assert reasons["1.linear1"] == reasons["1.self_attn.out_proj"] == "its module is not called with one tensor"
+    assert reasons["0"] is reasons["2"] is None
+    assert [(row.weights, row.reason) for row in found.network if row.weights != "sparse where it pays"] == [
+        ("dense", None), ("sparse", None),
+    ]  # fmt: skip

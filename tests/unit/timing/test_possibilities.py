@@ -36,6 +36,15 @@ def test_engines_by_their_rules() -> None:
     assert "two thirds or more" in str(elsewhere(module, "weight", weight)["XNNPACK on a CPU"])
 
 
+def test_torch_packs_modules_that_are_called() -> None:
+    """nn.MultiheadAttention takes the weight of its output projection and does not call the layer."""
+    module, weight = masked(nn.Linear(128, 64), [1, 0, 0, 1])
+    found = elsewhere(module, "weight", weight, called=False)
+    words = "its module is not called with one tensor"
+    assert found["torch 2:4 on an NVIDIA GPU"] == found["torch CSR on a CPU"] == words
+    assert found["TensorRT on an NVIDIA GPU"] is None
+
+
 def test_what_never_gains() -> None:
     module, weight = masked(nn.Conv2d(8, 8, 3, groups=8), [1])
     assert "depthwise" in never(module, weight)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...devices.distributed.launch import connected
 from ...errors import ArgumentError, InputError
 from ..app import app
 from ..arguments import (
@@ -34,6 +35,7 @@ from ..arguments import (
     SamplesOption,
     SeedOption,
     WeightsOption,
+    WorldSizeOption,
 )
 from ..interruption import Interrupted
 from ..request import Request, read_mask, read_metric, split_patterns
@@ -103,6 +105,7 @@ def inspect(
     samples: SamplesOption = None,
     device: DeviceOption = None,
     memory: MemoryOption = None,
+    world_size: WorldSizeOption = 1,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -124,7 +127,7 @@ def inspect(
         found = look(
             network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
             exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort), samples=request.samples,
-            device=request.device, memory=memory,
+            device=request.device, memory=memory, world_size=world_size,
         )  # fmt: skip
     if as_json:
         totals = {"seconds": found.seconds, "memory_bytes": found.memory_bytes, "flops": found.flops.to_dict()}
@@ -181,7 +184,8 @@ def compare(
         "memory": memory, "out": out, "progress": not request.quiet,
     }  # fmt: skip
     try:
-        found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
+        with connected(request.device):
+            found = run(dense, read.samples(labels == "given"), patterns, masks, **options)
     except ComparisonInterrupted as stop:
         print_comparison(stop.comparison, as_json, markdown, quiet)
         raise Interrupted(kept_networks(stop.comparison, out, "--out DIR", "command")) from stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...devices.distributed.launch import connected
 from ...errors import ArgumentError
 from ..app import app
 from ..arguments import (
@@ -117,7 +118,7 @@ def prune(
         "labels": labels, "permute": permute, "memory": memory,
     }  # fmt: skip
     run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
-    with saying(partial(kept_solves, resume, "--resume DIR", "command")):
+    with connected(request.device), saying(partial(kept_solves, resume, "--resume DIR", "command")):
         result = _pruned_and_evaluated(request, dense, read, run_with, chosen, horizon, resume, judging, listeners)
         if out is not None:
             save_or_rescue(replace(result, source=request.model_name), out, compact, force)

@@ -1,0 +1,62 @@
+"""What torchrun starts in tests: every case on one rank, and what came of it in a file.
+
+torchrun --nproc-per-node 2 -m tests.distributed.on_a_rank FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import snows
+from snows.solve.objective import Objective, Piece
+from tests.distributed.cases import CASES, COMPARED, OUT_OF_MEMORY, READ, Counted, compared
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    found = {name: facts(case.run()) for name, case in CASES.items()}
+    with full_memory_at(rank=dist.get_world_size() - 1):
+        found[OUT_OF_MEMORY] = facts(CASES["residual"].run())
+    found[READ] = sorted(Counted.read)
+    found[COMPARED] = compared()
+    torch.save(found, folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
+    dist.barrier()
+
+
+def facts(result: snows.Result) -> dict[str, Any]:
+    losses = [(solve.loss, solve.loss_masked) for layer in result.report.layers for solve in layer.solves]
+    return {
+        "weights": result.model.state_dict(),
+        "masks": result.masks,
+        "losses": losses,
+        "warnings": list(result.report.warnings),
+    }
+
+
+@contextmanager
+def full_memory_at(rank: int) -> Iterator[None]:
+    """On one rank the first loss runs out of memory."""
+    pieces, calls = Objective._own_pieces, count()
+
+    def failing(self: Objective) -> Iterator[Piece]:
+        if next(calls) == 0 and dist.get_rank() == rank:
+            raise torch.OutOfMemoryError("full")
+        return pieces(self)
+
+    with mock.patch.object(Objective, "_own_pieces", failing):
+        yield
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
