@@ -80,7 +80,7 @@ class Fuzz:
     def _try(self, target: Callable[[Case], None], case: Case) -> str | None:
         """What is wrong, or None."""
         try:
-            with warnings.catch_warnings(), _time_limit(self.seconds_of_a_case), torch.random.fork_rng():
+            with warnings.catch_warnings(), time_limit(self.seconds_of_a_case), torch.random.fork_rng():
                 warnings.simplefilter("ignore")
                 target(case)
         except snows.SnowsError as error:
@@ -171,21 +171,26 @@ def _no_files(folder: str, names: list[str]) -> list[str]:
 
 
 @contextmanager
-def _time_limit(seconds: int) -> Iterator[None]:
+def time_limit(seconds: int) -> Iterator[None]:
     """Of the processor's time, as the machine may be busy. Whoever uses none of it waits for something."""
     began = last = time.process_time()
+    over = False
 
     def ring(*_: Any) -> None:
         nonlocal last
+        if over:
+            return
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # again, for those who take TooSlow for an error of a file
         used, last = time.process_time() - last, time.process_time()
         if used < _WAITING * seconds or last - began > _ALL * seconds:
             raise TooSlow
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
+        over = True  # from here on an alarm raises nothing, and the next lines are all run
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

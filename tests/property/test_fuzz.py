@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import re
+import signal
 import struct
+import subprocess
 import sys
-import time
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from snows.results.folder import Folder
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from fuzzing import objects
 from fuzzing.classes import TARGETS
-from fuzzing.run import Fuzz, fuzzing
+from fuzzing.run import Fuzz, fuzzing, time_limit
 
 CASES = 40  # of each target
 WITH_A_PRUNE = 5  # of those that may prune
@@ -71,36 +72,35 @@ def test_the_fuzz_sees_a_traceback_and_a_file_elsewhere(tmp_path: Path, monkeypa
     assert len(list((tmp_path / "failures").glob("*/problem.txt"))) == 2
 
 
-def test_the_fuzz_sees_a_hang_and_memory_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[bytes] = []
+def test_the_fuzz_sees_a_hang_and_memory_that_grows(tmp_path: Path) -> None:
+    """As a process of its own, which alarms and memory may end without an end to the tests."""
+    command = [sys.executable, "-m", "tests.property.hanging", str(tmp_path)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    words = {path.parent.name.partition("-")[0]: path.read_text() for path in tmp_path.glob("*/problem.txt")}
+    assert words.keys() == {"hanging", "careless", "slow_to_end", "endless", "growing"}
+    assert re.match(r"memory rose by \d+ MiB", words.pop("growing"))
+    assert all(text.startswith("took more than 1 s") for text in words.values())
 
-    def hanging(case: object) -> None:
-        while True:
-            try:
-                time.sleep(60)
-            except Exception:  # as a careless reader would
-                continue
 
-    def endless(case: object) -> None:
-        while True:
-            sum(range(1000))
+def test_an_alarm_at_the_last_moment_of_a_case_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would ring in the next case, or in whatever else this process does."""
+    set_timer, before = signal.setitimer, signal.getsignal(signal.SIGALRM)
 
-    def growing(case: object) -> None:
-        kept.append(b"x" * (200 << 20))
-        raise snows.InputError("refused, but at a price")
+    def late(which: int, seconds: float) -> None:
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+        set_timer(which, seconds)
 
-    def small(case: object) -> None:
-        raise snows.InputError("refused")
-
-    monkeypatch.setattr("fuzzing.run.TARGETS", {hanging: 1, endless: 1, growing: 1, small: 1})
-    with fuzzing(tmp_path / "failures", seconds_of_a_case=1, most_memory=100 << 20) as ready:
-        for number, name in enumerate(("small", "hanging", "endless", "growing", "small")):
-            ready.run(0, number, name)
-    kept.clear()
-    assert [kind.partition(" ")[0] for kind in ready.failed] == ["hanging", "endless", "growing"]
-    words = [path.read_text() for path in sorted((tmp_path / "failures").glob("*/problem.txt"))]
-    assert re.match(r"memory rose by \d+ MiB", words[1])
-    assert all(words[at].startswith("took more than 1 s") for at in (0, 2))
+    monkeypatch.setattr(signal, "setitimer", late)
+    try:
+        with time_limit(1000):
+            pass
+        assert signal.getsignal(signal.SIGALRM) == before
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    finally:
+        set_timer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def npz(path: Path, **members: bytes) -> str:
