@@ -28,7 +28,11 @@ LIGHT = snows.Recipe(sweeps=1, horizon=1, cg_steps=2, finish_steps=0)
 
 
 def odd_model(case: Case) -> None:
-    """A parameter, a buffer or a layer of another kind; wrappers; other modes and places."""
+    _prune(case, make_odd_model(case), samples(case))
+
+
+def make_odd_model(case: Case) -> nn.Module:
+    """A parameter, a buffer or a layer of another kind; wrappers; other modes and places; what cannot be copied."""
     rng, model = case.random, case.fresh_model()
     kinds: list[Callable[[], nn.Module]] = [
         lambda: _with_odd_parameter(case, model),
@@ -42,8 +46,10 @@ def odd_model(case: Case) -> None:
         lambda: _in_inference_mode(model),
         lambda: nn.Sequential(),
         lambda: nn.ModuleList([model]),
+        lambda: _holding(model, threading.Lock()),
+        lambda: _holding(model, model(torch.zeros(1, 8))),
     ]
-    _prune(case, rng.choice(kinds)(), samples(case))
+    return rng.choice(kinds)()
 
 
 def odd_samples(case: Case) -> None:
@@ -205,6 +211,11 @@ def _wrapped(case: Case, model: nn.Module) -> nn.Module:
         return module
     wrapped: nn.Module = wrap(module)
     return wrapped
+
+
+def _holding(model: nn.Module, value: Any) -> nn.Module:
+    model.cache = value
+    return model
 
 
 def _in_inference_mode(model: nn.Module) -> nn.Module:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import snows
 
-from .objects import LIGHT, odd_arguments, samples
+from .objects import LIGHT, make_odd_model, odd_arguments, samples
 from .odd_tensors import odd_tensor
 from .places import odd_path
 from .world import Case
@@ -102,6 +103,7 @@ VERBS: dict[Callable[..., Any], Callable[[Case], Arguments]] = {
     snows.export: _export, snows.load: _load, snows.load_masks: _load_masks, snows.verify: _verify,
     snows.Result.save: _save,
 }  # fmt: skip
+MODELS = {"model", "dense", "teacher"}
 PATHS = {"directory", "out", "resume"}
 CALLED = {"progress", "metric"}  # by us, if they can be: the caller's own code
 SELF = "self"
@@ -127,9 +129,22 @@ def odd_verb(case: Case) -> None:
         raise ValueError("the caller's result was changed")
 
 
+def odd_model_of_a_verb(case: Case) -> None:
+    """Verbs that run a model or fill it."""
+    rng = case.random
+    verb = rng.choice([verb for verb, arguments in VERBS.items() if MODELS & arguments(case).keys()])
+    options = VERBS[verb](case)
+    name = rng.choice(sorted(MODELS & options.keys()))
+    options[name] = make_odd_model(case)
+    verb(*([options.pop(SELF)] if SELF in options else []), **options)
+    filled = options[name] if verb is snows.load else nn.Module()
+    if any(tensor.is_meta for tensor in filled.state_dict().values()):
+        raise ValueError("nothing was loaded")
+
+
 def _odd_argument(rng: random.Random, case: Case) -> Any:
     shapes = [(12, 8), (8, 8), (12,), (3, 8), (0, 8), (12, 8, 1)]
     return rng.choice([*odd_arguments(case), odd_tensor(rng, rng.choice(shapes)), odd_tensor(rng, rng.choice(shapes))])
 
 
-TARGETS: dict[Callable[[Case], None], int] = {odd_verb: 4}
+TARGETS: dict[Callable[[Case], None], int] = {odd_verb: 4, odd_model_of_a_verb: 2}

@@ -71,7 +71,7 @@ MODELS: dict[str, tuple[str, Callable[[], nn.Module]]] = {
     "complex": (r"^2\.weight of the model is torch\.complex64", lambda: with_weight(lambda w: w.to(torch.complex64))),
     "lazy": (r"^2\.weight of the model is lazy", lambda: replaced(lambda _: nn.LazyLinear(8))),
     "torch.jit": (r"^the model is compiled by torch\.jit", lambda: scripted(network())),
-    "torch.jit inside": (r"^the submodule 2 is compiled by torch\.jit", lambda: replaced(scripted)),
+    "torch.jit inside": (r"^the submodule 2 of the model is compiled by torch\.jit", lambda: replaced(scripted)),
     "DataParallel": (
         r"^the model is wrapped in DataParallel; give the module inside, which is model\.module",
         lambda: nn.DataParallel(network()),

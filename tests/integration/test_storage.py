@@ -120,7 +120,8 @@ def test_what_exists_is_refused_and_left_as_it_was(kind: str, result: snows.Resu
     else:
         result.save(out)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(InputError, match=r"out exists and is not empty; choose another folder or remove it first$"):
+    what = "is no folder" if kind == "file" else "exists and is not empty"
+    with pytest.raises(InputError, match=rf"out {what}; choose another folder or remove it first$"):
         result.save(out)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -250,7 +251,7 @@ def test_force_takes_a_new_folder(result: snows.Result, tmp_path: Path) -> None:
 
 NOT_OURS = r"has no whole manifest of snows, so nothing says which files may be replaced"
 FOREIGN = {
-    "file": NOT_OURS,
+    "file": "is no folder",
     "folder": NOT_OURS,
     "json": NOT_OURS,
     "another manifest": NOT_OURS,

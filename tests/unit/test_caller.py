@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import snows
 from snows.caller import own_surroundings
+from snows.data.models import build_model
 from snows.errors import SnowsWarning
 from snows.events import Event, Warned
 
@@ -240,7 +242,28 @@ def retrain(model: nn.Module, place: Path) -> None:
     snows.retrain(pruned, Noisy(), teacher=model, held_out=DataLoader(Noisy(), 8), epochs=1, progress=False)
 
 
+def use_saved(model: nn.Module, place: Path) -> None:
+    result = snows.prune(model, X, "2:4", layers="2", solver=None, progress=False)
+    saved = result.save(place / "pruned")
+    assert snows.verify(saved, model).ok
+    assert snows.export(saved, "safetensors", model, out=place / "exported").differences
+    loaded = snows.load(saved, odd_model().to_empty(device="cpu"))
+    assert torch.equal(loaded.get_parameter("2.weight"), result.model.get_parameter("2.weight"))
+    assert snows.evaluate(loaded, X, Y, dense=model)["agreement"] > 0
+    snows.unfreeze(snows.freeze(loaded, saved))
+
+
+def use_recorded(_: nn.Module, place: Path) -> None:
+    model, images = build_model("resnet20-fashion"), torch.linspace(0, 1, 4 * 784, device="cpu").view(4, 1, 28, 28)
+    result = snows.prune(model, images, "2:4", layers="layer3.2.conv2", solver=None, progress=False)
+    saved = replace(result, source="resnet20-fashion").save(place / "pruned")
+    assert snows.verify(saved).ok
+    assert {tensor.device.type for tensor in snows.load(saved).state_dict().values()} == {"cpu"}
+
+
 VERBS: dict[str, Callable[[nn.Module, Path], object]] = {
+    "save, verify, export, load, evaluate, freeze": use_saved,
+    "save, verify and load by the recorded name": use_recorded,
     "prune": lambda model, _: snows.prune(model, Noisy(), "2:4", recipe=QUICK, progress=False),
     "inspect": lambda model, _: snows.inspect(model, Noisy(), "2:4"),
     "compare": lambda model, _: snows.compare(model, Noisy(), "2:4", "magnitude", test=X, recipe=QUICK, progress=False),

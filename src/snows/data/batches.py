@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import ArgumentError, InputError
 from .tensors import is_8_bit_float, unusable
+from .usable import signature_of
 
 LABEL_KEYS = {"labels", "label", "target", "targets", "y"}
 
@@ -38,7 +39,7 @@ def calls(data: Any, model: nn.Module, labels: Any = None, batch: int = 256) -> 
     labels  a table with one row for each sample; None: those within the batches, where there are any
     batch   samples in one call at most, where the data can be cut
     """
-    signature = inspect.signature(model.forward)
+    signature = signature_of(model)
     if labels is not None:
         _check_labels(labels)
     first = 0

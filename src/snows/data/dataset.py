@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from ..devices.distributed.ranks import Ranks
 from .batches import has_rows
 from .samples import Samples, check_values, read_batch
+from .usable import signature_of
 
 _WHAT = "calibration"  # in messages
 _TOO_MANY = 1 << 62  # bytes: it is never moved to a device as a whole
@@ -27,7 +28,7 @@ def can_be_shared(data: Any) -> bool:
 
 def read_in_shares(data: Any, model: nn.Module) -> Samples:
     """The samples of a Dataset, none of them read but the first."""
-    reader = _Reader(data, inspect.signature(model.forward))
+    reader = _Reader(data, signature_of(model))
     leaves = reader.leaves([0])
     assert reader.spec is not None
     return DatasetSamples(leaves, reader.spec, len(data), order=torch.arange(len(data)), reader=reader)

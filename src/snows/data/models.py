@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..caller import cpu_by_default
 from ..errors import ArgumentError, InputError, first_line
 from . import embedded
 from .weights import fill, read_state
@@ -20,6 +21,8 @@ HELP = f"{embedded.MODEL}, torchvision:NAME, timm:NAME, hf:NAME, hf:FOLDER or fi
 _RANDOM_TOKENS = 64  # in one sample
 
 
+@cpu_by_default()
+@torch.random.fork_rng(devices=())  # weights that are made and then replaced take no random numbers of the caller's
 def build_model(name: str, weights: Path | None = None, pretrained: bool = True) -> nn.Module:
     """The named model in eval mode.
 

@@ -13,7 +13,6 @@ weights are the reference.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ from ..graph.comparison import compare_at_sizes
 from .dataset import can_be_shared, read_in_shares
 from .samples import Samples, read_samples
 from .tensors import spoilt
-from .usable import require_usable
+from .usable import copied, require_usable
 from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
@@ -165,7 +164,7 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
     Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights.
     """
-    result = _copy(model)
+    result = copied(model)
     _own_masks(result)
     parameters = dict(result.named_parameters(remove_duplicate=False))
     buffers = dict(result.named_buffers())
@@ -191,7 +190,7 @@ def _working_copy(
             SnowsWarning,
             stacklevel=4,
         )
-    work = _copy(model)
+    work = copied(model)
     _without_cache(work)
     masks = _own_masks(work)
     dtypes = {name: parameter.dtype for name, parameter in work.named_parameters(remove_duplicate=False)}
@@ -210,16 +209,6 @@ def _without_cache(model: nn.Module) -> None:
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", False) is True:
             config.use_cache = False
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
-    computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
-    memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception as error:  # deepcopy runs the user's own code
-        raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
 
 
 def _own_masks(model: nn.Module) -> dict[str, OwnMask]:

@@ -16,6 +16,7 @@ from ..devices.device import placed
 from ..devices.distributed.ranks import Ranks
 from ..errors import ArgumentError, InputError, SnowsWarning, shown
 from .batches import batches_of, call_arguments, has_rows, labels_of, require_usable, sample_count
+from .usable import signature_of
 
 _READ_AT_ONCE = 256
 _LARGEST_NORMALIZED = 16  # normalized pixels stay far below
@@ -128,7 +129,7 @@ def read_samples(data: Any, model: nn.Module, with_labels: bool = False, what: s
     Labels are only read with `with_labels`: the second item of a tuple, or the entry of a dict with such a name. `what`
     the samples are for is said in messages.
     """
-    signature = inspect.signature(model.forward)
+    signature = signature_of(model)
     batches: list[Batch] = []
     for given in batches_of(data, what, _READ_AT_ONCE):
         batch = read_batch(given, signature, with_labels, what)

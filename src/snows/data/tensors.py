@@ -56,9 +56,9 @@ def kind_of(tensor: Tensor) -> str:
 
 def is_mask(tensor: Tensor) -> bool:
     """Whether it holds bools, or real numbers that are all 0 or 1."""
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        return not tensor.is_complex()
-    return bool(((tensor == 0) | (tensor == 1)).all())
+    if tensor.is_complex():
+        return False
+    return tensor.dtype == torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
 
 
 def is_8_bit_float(tensor: Tensor) -> bool:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from ..errors import InputError, first_line
 from ..reading import MOST_DIMENSIONS, check_unpacked, open_file
 from .compact import PACKED_MASKS, PACKED_MODEL, expand_state, unpack_masks
-from .tensors import is_mask, misfit, peculiarity
+from .tensors import is_mask, misfit, peculiarity, unusable
+from .usable import require_module
 
 _LISTED = 3  # names in a message
 
@@ -141,7 +142,12 @@ def fill(model: nn.Module, state: dict[str, Tensor], origin: str) -> None:
     Two differences are allowed: counters of batch norms, which old files lack, and other ways to write masks, see
     `fitted`. `origin` names the state dict in error messages.
     """
+    require_module(model, "model")
     own = model.state_dict()
+    for name, tensor in own.items():
+        problem = unusable(tensor) if isinstance(tensor, Tensor) else None  # a module's extra state may be anything
+        if problem is not None:
+            raise InputError(f"{name} of {type(model).__name__} is {problem}; nothing can be loaded into it")
     state = fitted(state, own)
     problems = _misfits(state, own)
     if problems:

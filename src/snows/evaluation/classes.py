@@ -76,6 +76,8 @@ def evaluate(
     check_count("batch", batch)
     if not (dense is None or isinstance(dense, nn.Module) or (isinstance(dense, Tensor) and unusable(dense) is None)):
         raise ArgumentError(f"dense is a {type(dense).__name__}; expected an nn.Module, or a tensor of its scores")
+    if isinstance(dense, nn.Module):
+        require_module(dense, "dense network")
     if metric is not None:
         if dense is not None:
             raise ArgumentError("metric and dense are both given; expected one of them: a metric judges by itself")

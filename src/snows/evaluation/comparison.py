@@ -19,7 +19,7 @@ from ..api import prune
 from ..caller import Stoppable, own_surroundings
 from ..data.preparation import capturing_once, prepare
 from ..data.samples import check_flag, check_labels, check_seed, read_samples
-from ..data.usable import require_module
+from ..data.usable import require_usable
 from ..devices.device import as_device, device_of
 from ..devices.distributed.group import apart, current_ranks
 from ..devices.distributed.ranks import Ranks
@@ -306,7 +306,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _check_arguments(model: Any, test: Any, test_labels: Any, labels: object) -> None:
-    require_module(model, "model")
+    require_usable(model)
     for name, value in (("test", test), ("test_labels", test_labels)):
         if value is not None and not isinstance(value, Tensor):
             raise ArgumentError(f"{name} is a {type(value).__name__}; expected a tensor, or nothing")

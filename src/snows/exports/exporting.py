@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from ..caller import cpu_by_default
 from ..data.samples import check_flag
 from ..errors import InputError
 from ..reading import as_path, entries, is_file, is_folder, look, read_json
@@ -59,6 +60,7 @@ class Exported:
         return asdict(self)
 
 
+@cpu_by_default()
 def export(
     directory: str | Path,
     to: str,

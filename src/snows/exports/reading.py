@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 from torch import nn
 
-from ..data.usable import require_module
+from ..data.usable import copied, require_usable
 from ..data.weights import fill, read_state, read_tensors
 from ..errors import InputError
 from ..reading import as_path, is_folder, look
@@ -22,10 +21,10 @@ def read_saved(directory: str | Path, model: nn.Module | None = None) -> Saved:
     """The result in a folder, if `snows.verify` finds nothing wrong with it. `model` is copied, not changed."""
     folder = as_path(directory, "directory")
     if model is not None:
-        require_module(model, "model")
+        require_usable(model)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
-    network = recorded_model(folder) if model is None else copy.deepcopy(model)
+    network = recorded_model(folder) if model is None else copied(model)
     found = verify(folder, network)
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")

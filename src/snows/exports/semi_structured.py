@@ -6,7 +6,6 @@ the model is loaded. That takes milliseconds.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.sparse import to_sparse_semi_structured
 
+from ..data.usable import copied
 from ..data.weights import fill, read_state, write_tensors
 from ..devices.device import placed
 from ..errors import InputError
@@ -33,7 +33,7 @@ def write(saved: Saved, folder: Path) -> Written:
     if not taken:
         name, refusal = next(iter(refusals.items()))
         raise InputError(f"no layer of {saved.name} can take torch's 2:4 kernels: {name}: {refusal}")
-    half = copy.deepcopy(saved.model).to(_DTYPE)
+    half = copied(saved.model).to(_DTYPE)
     state = {name: tensor.contiguous().clone() for name, tensor in half.state_dict().items()}
     write_tensors(folder / FILE, state, {"format": "pt", "snows": __version__})
     stored = read_state(folder / FILE)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 from ..data.compact import pack_state
+from ..data.usable import copied
 from ..data.weights import fill, read_state, write_tensors
 from ..results.manifest import COMPACT, MODEL
 from ..version import __version__
@@ -19,7 +19,7 @@ def write(saved: Saved, folder: Path) -> Written:
     tensors, packed = pack_state(state, saved.masks, {})
     write_tensors(folder / COMPACT, tensors, {**written_by, **packed})
     dense, expanded = read_state(folder / MODEL), read_state(folder / COMPACT)
-    stored = copy.deepcopy(saved.model)
+    stored = copied(saved.model)
     fill(stored, expanded, COMPACT)
     # Zeros are looked for in the one file, outputs are computed from the other.
     note = f"{COMPACT} holds kept weights and their places; snows.data.weights.read_state expands it."

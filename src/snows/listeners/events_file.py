@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ..events import Event
 from .files import Writer, opening
+
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)  # not on all systems
 
 
 class EventsFile(Writer):
@@ -35,7 +39,7 @@ class EventsFile(Writer):
     def __init__(self, path: str | Path) -> None:
         super().__init__(Path(path))
         with opening(self.path):
-            self._file = self.path.open("w", encoding="utf-8")
+            self._file = os.fdopen(_open_at_once(self.path), "w", encoding="utf-8")
 
     def __call__(self, event: Event) -> None:
         if self.failed:
@@ -48,6 +52,19 @@ class EventsFile(Writer):
     def close(self) -> None:
         with self.writing():
             self._file.close()
+
+
+def _open_at_once(path: Path) -> int:
+    """A new file, or a FIFO if somebody reads it: opened in the usual way, it waits until somebody does."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _AT_ONCE, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "it is a FIFO that nobody reads, or a socket") from error
+        raise
+    if _AT_ONCE:
+        os.set_blocking(handle, True)  # a slow reader loses no events
+    return handle
 
 
 def as_data(event: Event) -> dict[str, object]:

@@ -42,8 +42,9 @@ class Curves:
         Raises:
             InputError: There is no such file, or it holds something else.
         """
+        text = self._text()  # says itself what is wrong
         try:
-            data = json.loads(self._text())
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{self.source} is not valid JSON: {error}") from error
         try:

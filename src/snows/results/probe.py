@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.tensors import widened
+from ..data.usable import copied
 from ..devices.device import placed
 
 SAMPLES = 2
@@ -58,7 +58,7 @@ def read(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[Ca
 
 def answer(model: nn.Module, call: Call) -> list[Tensor]:
     """All output tensors of the model on the CPU. A copy is run, so the model keeps its device and its mode."""
-    ready = copy.deepcopy(model).cpu().eval()
+    ready = copied(model).cpu().eval()
     with torch.no_grad():
         outputs = ready(*call[0], **call[1])
     return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from torch import nn
 
+from ..data.usable import copied
 from ..data.weights import read_tensors
 from ..errors import InputError
 from ..reading import as_path, is_file, read_json, read_text
@@ -35,7 +35,7 @@ def read_result(directory: str | Path, model: nn.Module | None = None, trust: bo
     found = verify(folder, model)
     if not found.ok:
         raise InputError(f"{folder} cannot be used: {found.findings[0]}")
-    filled = load(folder, copy.deepcopy(model), trust)
+    filled = load(folder, None if model is None else copied(model), trust)
     call = probe.read(*read_tensors(folder / PROBE))[0] if is_file(folder / PROBE) else None
     recipe = Recipe.from_json(read_text(folder / RECIPE))
     report = read_report(read_json(folder / REPORT), str(folder / REPORT))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.samples import check_flag
-from ..data.usable import require_module
+from ..data.usable import require_module, require_unwrapped
 from ..data.weights import fill, read_state
 from ..errors import InputError
 from ..reading import as_path, entries, is_folder, look
@@ -37,9 +37,11 @@ def refuse_existing(directory: Path, force: bool = False) -> None:
     found = look(directory)
     if found is None or (is_folder(directory) and not entries(directory)):
         return
+    if not is_folder(directory):
+        raise InputError(f"{directory} is no folder; choose another folder or remove it first")
     if not force:
         raise InputError(f"{directory} exists and is not empty; choose another folder or remove it first")
-    ours = _our_files(directory) if is_folder(directory) else frozenset()
+    ours = _our_files(directory)
     if not ours:
         raise InputError(
             f"{directory} has no whole manifest of snows, so nothing says which files may be replaced; "
@@ -98,6 +100,7 @@ def load(directory: str | Path, model: nn.Module | None = None, trust: bool = Fa
     check_flag("trust", trust)
     if model is not None:
         require_module(model, "model")
+        require_unwrapped(model)
     mend(folder)
     file = model_file(folder)
     require_unchanged(folder, [file.name, REPORT] if model is None else [file.name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..caller import cpu_by_default
 from ..data.compact import nonzero_where_removed
 from ..data.tensors import widened
-from ..data.usable import require_module
+from ..data.usable import copied, require_module, require_unwrapped
 from ..data.weights import fill, fitted, read_state, read_tensors
 from ..errors import ArgumentError, InputError, SnowsError, first_line, one_line
 from ..patterns import Pattern, parse_pattern
@@ -72,6 +72,7 @@ class Verification:
         return not self.findings
 
 
+@cpu_by_default()
 def verify(directory: str | Path, model: nn.Module | None = None) -> Verification:
     """Check a saved result: that every byte is as it was written, then what the files say.
 
@@ -100,6 +101,7 @@ def verify(directory: str | Path, model: nn.Module | None = None) -> Verificatio
     folder = as_path(directory, "directory")
     if model is not None:
         require_module(model, "model")
+        require_unwrapped(model)
     mend(folder)
     if not is_folder(folder):
         raise InputError(f"there is no folder {folder}")
@@ -239,9 +241,11 @@ def _check_probe(folder: Path, model: nn.Module | None, state: dict[str, Tensor]
     """Findings and notes of running the model on the stored inputs."""
     if look(folder / PROBE) is None:
         return [], ["no probe is stored, so no outputs were compared"]
+    ready = _recorded(folder) if model is None else copied(model)
     try:
         call, recorded = probe.read(*read_tensors(folder / PROBE))
-        ready = _recorded(folder) if model is None else copy.deepcopy(model)
+    except InputError as error:
+        return [str(error)], []
     except ValueError as error:
         return [f"cannot read {folder / PROBE}: {error}"], []
     if isinstance(ready, str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..data.usable import copied
 from ..errors import ArgumentError, InputError
 from ..exports import onnx_file, openvino_ir
 from ..exports.base import Saved
@@ -54,7 +54,7 @@ def check_engines(names: Iterable[str] | None, device: torch.device) -> tuple[st
 
 def packed(model: nn.Module, chosen: Mapping[str, tuple[LayerCase, Kernel]]) -> nn.Module:
     """The model with sparse kernels in these layers."""
-    found = copy.deepcopy(model)
+    found = copied(model)
     for name, (case, kernel) in chosen.items():
         found.set_submodule(name, kernel.pack(case.module))
     return found

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..data.tensors import is_mask, unusable
-from ..data.usable import require_module
+from ..data.tensors import is_8_bit_float, is_mask, unusable
+from ..data.usable import require_module, require_python
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..results.storage import load_masks
 
@@ -70,6 +70,7 @@ def freeze(model: _Module, masks: Mapping[str, Tensor] | str | Path) -> _Module:
         True
     """
     require_module(model, "model")
+    require_python(model, "model")
     given = load_masks(masks) if isinstance(masks, str | Path) else masks
     frozen = _matched(model, given)
     changed = sum(int(parameter.detach()[~kept].count_nonzero()) for parameter, kept in frozen.values())
@@ -110,6 +111,7 @@ def unfreeze(model: _Module) -> _Module:
         True
     """
     require_module(model, "model")
+    require_python(model, "model")
     for module in model.modules():
         for name in list(module._parameters):
             _remove(module, name)
@@ -247,6 +249,8 @@ def _fitting(name: str, mask: Tensor, parameter: nn.Parameter) -> Tensor:
         raise InputError(
             f"the mask of {name!r} has shape {tuple(mask.shape)}; the parameter has shape {tuple(parameter.shape)}"
         )
-    if not parameter.is_floating_point():
-        raise InputError(f"{name!r} is {parameter.dtype}; expected a floating-point weight, which can be trained")
+    if not parameter.is_floating_point() or is_8_bit_float(parameter):
+        raise InputError(f"{name!r} is {parameter.dtype}; expected a weight that can be trained, such as float32")
+    if parameter.is_inference():
+        raise InputError(f"{name!r} was made in torch.inference_mode, so it cannot be trained; copy the model outside")
     return mask.to(parameter.device) != 0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..data.batches import Call
 from ..errors import InputError
-from ..evaluation.running import evaluating, scores, scores_of
+from ..evaluation.running import evaluating, scores
 
 _OTHERWISE = "Other networks can be trained in a loop of your own, with masks frozen by snows.freeze"
 
@@ -92,7 +92,7 @@ class AgainstTeacher(Objective):
 
     def loss(self, outputs: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any], labels: Any) -> Tensor:
         with torch.no_grad():
-            expected = scores_of(self.teacher(*args, **kwargs))
+            expected = scores(self.teacher, Call(args, dict(kwargs), None, len(outputs)))
         return _divergences(outputs, expected).mean()
 
     def sums(self, outputs: Tensor, call: Call) -> dict[str, Tensor]:

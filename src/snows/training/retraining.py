@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import time
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from ..caller import Stoppable, own_surroundings
 from ..data.samples import check_seed
-from ..data.usable import require_module
+from ..data.usable import copied, require_module, require_python
 from ..devices.device import as_device, device_of, move
 from ..errors import ArgumentError, InputError
 from ..events import EpochEnded, Event, Listener, Retrained, RetrainingStarted, TrainingStep
@@ -316,7 +315,7 @@ def _trainable(result: Result, device: torch.device | None) -> tuple[nn.Module, 
     first = next(result.model.parameters(), None)
     if first is None:
         raise InputError(f"{type(result.model).__name__} has no parameters; there is nothing to train")
-    network = move(copy.deepcopy(result.model), device).eval()
+    network = move(copied(result.model), device).eval()
     if next(network.parameters()).device.type == "cuda":
         _lay_out(network, torch.channels_last)  # the fastest one for convolutions there
     return network, first.device
@@ -332,7 +331,8 @@ def _objective(teacher: nn.Module | None, device: torch.device) -> Objective:
     if teacher is None:
         return AgainstLabels()
     require_module(teacher, "teacher")
-    return AgainstTeacher(move(copy.deepcopy(teacher), device).eval().requires_grad_(False))
+    require_python(teacher, "teacher")
+    return AgainstTeacher(move(copied(teacher), device).eval().requires_grad_(False))
 
 
 def _identity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_line_is_there_as_soon_as_the_event_happened_and_what_is_not_finite_is
 def test_a_path_that_cannot_be_written_is_said_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(snows.InputError, match=r"cannot write to .*missing/events\.jsonl: No such file"):
         EventsFile(tmp_path / "missing" / "events.jsonl")
+
+
+def test_a_fifo_is_written_to_if_somebody_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    os.mkfifo(path)
+    with pytest.raises(snows.InputError, match=r"cannot write to .*events: it is a FIFO that nobody reads"):
+        EventsFile(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        file = EventsFile(path)
+        assert os.get_blocking(file._file.fileno())
+        file(MemoryEstimated(7))
+        assert json.loads(os.read(reader, 1000))["peak_bytes"] == 7
+        file.close()
+    finally:
+        os.close(reader)
 
 
 def test_a_failure_later_is_a_warning_and_the_work_goes_on(tmp_path: Path) -> None:

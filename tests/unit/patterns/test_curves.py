@@ -80,7 +80,7 @@ def test_the_digest_follows_the_measurements(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "there is no file .*; `snows sensitivity --out .*` makes one"),
+        (None, "^there is no file .*; `snows sensitivity --out .*` makes one"),
         ("{", "is not valid JSON"),
         ("[]", "holds no measurements; expected a file of `snows sensitivity --out`"),
         ('{"kind": "report", "schema": 1}', "kind 'report', schema 1"),

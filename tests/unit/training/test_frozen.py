@@ -387,7 +387,7 @@ def test_no_module_and_no_floats() -> None:
         snows.freeze(torch.ones(2), {})  # type: ignore[type-var]
     model = nn.Linear(2, 2)
     model.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(InputError, match=r"'weight' is torch\.int8; expected a floating-point weight"):
+    with pytest.raises(InputError, match=r"'weight' is torch\.int8; expected a weight that can be trained"):
         snows.freeze(model, {"weight": torch.ones(2, 2)})
 
 

@@ -64,8 +64,7 @@ def evaluate(
 
     Samples that `snows prune` would calibrate on (the first --samples) are left out.
     """
-    from copy import deepcopy
-
+    from ...data.usable import copied
     from ...results.report import finite
     from ...results.storage import load
 
@@ -74,7 +73,7 @@ def evaluate(
     dense, read = request.model_and_data()
     networks = {"dense": dense}
     if pruned is not None:
-        networks["pruned"] = load(pruned, deepcopy(dense))
+        networks["pruned"] = load(pruned, copied(dense))
     if read.test is None:
         raise InputError(
             "no samples are left to evaluate on: all of them are used for calibration; "
