@@ -89,7 +89,7 @@ class Terminal:
         os.close(self._screen)
 
 
-BAR = r"sweep 1/2  \S+.*━+ +\d+/40 0:0\d:\d\d .*ends about \d\d:\d\d, in .* \d\.\d GiB"
+BAR = r"sweep 1/2  \S+.*\s+[━╺╸]+ +\d+/40 0:0\d:\d\d .*ends about \d\d:\d\d, in .* \d\.\d GiB"  # on two lines
 
 
 def test_a_terminal_that_is_closed_shows_a_bar_and_the_run_goes_on(command: list[str], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def tmux(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 def test_tmux(tmux: Callable[..., str], command: list[str]) -> None:
     """Nobody is attached to the session, as after a lost connection."""
-    tmux("new-session", "-d", "-x", "140", "-y", "20", f"{shlex.join(command)}; sleep 60")
+    tmux("new-session", "-d", "-x", "80", "-y", "20", f"{shlex.join(command)}; sleep 60")
     screens: list[str] = []
 
     def shows(pattern: str) -> bool:
