@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +141,11 @@ result = snows.prune(model, torch.randn(64, 8), "2:4", layers="*")
 """
 
 
+def only(outputs: list[Any]) -> Any:
+    (output,) = outputs
+    return output
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient runs the notebook")
@@ -147,9 +153,12 @@ def test_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel is the kernel of the notebook")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
+    cells = [NOTEBOOK, "result", "print(result.summary())", "result.report.plot()"]
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     nbclient.NotebookClient(notebook, timeout=120).execute()
-    outputs = notebook.cells[0].outputs
-    assert [output.output_type for output in outputs] == ["display_data"]  # one, updated in place
-    html = outputs[0].data["text/html"]
+    bar, result, summary, plot = [only(cell.outputs) for cell in notebook.cells]
+    assert "Sequential pruned to 2:4" in result.data["text/html"]
+    assert re.search(r"pruned to 2:4\n.*layer +shape +pattern.*8 × 8", summary.text, re.DOTALL)
+    assert "image/png" in plot.data
+    html = bar.data["text/html"]  # updated in place
     assert re.search(r'<progress value="\d+" max="\d+"></progress> sweep \d/\d', html), html
