@@ -148,8 +148,8 @@ def inspect(
     with own_surroundings(device_of(model, device)):
         prepared = prepare(model, calibration, device, seed=0)
         graph, count = prepared.graph, samples or prepared.samples.count
-        fitted = count * (2 if chosen.mirror else 1)
         settings = resolve(chosen, graph, prepared.device.type, rules)
+        fitted = count * (2 if settings.mirror else 1)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
         limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
         micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
