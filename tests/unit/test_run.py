@@ -446,8 +446,13 @@ def test_random_numbers_of_the_caller_do_not_matter() -> None:
 
 
 def test_the_memory_that_was_asked_for_is_used() -> None:
-    with open_run(task(memory=10_000)) as run:
-        assert run.memory == Memory(10_000, host=0)
+    """For all else what the weights leave of it: the dense ones, those of the pruned network, and the masks."""
+    model = make("conv-bn").double()
+    weights = sum((8 + 8 + 1) * tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    with open_run(task(model=model, memory=100_000)) as run:
+        assert run.memory == Memory(100_000 - weights, host=0)
+    with open_run(task(model=model, memory=weights)) as run:
+        assert run.memory == Memory(weights - weights // 2, host=0, room=weights // 2)
 
 
 def test_the_probe_holds_a_few_samples_in_the_models_dtype() -> None:

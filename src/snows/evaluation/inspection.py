@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ..caller import own_surroundings
-from ..data.preparation import prepare
+from ..data.preparation import limits_for, prepare
 from ..data.samples import check_count
 from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.distributed.ranks import Ranks
-from ..devices.memory import as_bytes, memory_limits
+from ..devices.memory import as_bytes
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
@@ -135,12 +135,13 @@ def inspect(
     rules = PatternRules.parse(pattern)
     require_module(model, "model")
     with own_surroundings(device_of(model, device)):
-        prepared = prepare(model, calibration, device, seed=0)
+        limits = limits_for(model, device, budget)
+        prepared = prepare(model, calibration, device, seed=0, room=limits.room)
         graph, count = prepared.graph, samples or prepared.samples.count
         fitted = count * (2 if chosen.mirror else 1)
         settings = resolve(chosen, graph, prepared.device.type, rules)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
-        limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
+        ranks = Ranks(size=world_size)
         micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
         estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
         pruned = [planned.layer for planned in plan.pruned]
