@@ -6,7 +6,7 @@ Both places are the CPU here. `TwoDevices` fails where tensors of the two meet, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils import prune as prune_by_torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import snows
+from snows import run
 from snows.data.streams import Stream
 from snows.devices import weights
 from snows.devices.memory import Memory
@@ -126,3 +128,170 @@ def test_weights_at_rest_change_nothing(
         layer.solves[-1].loss for layer in larger.report.layers
     ]
     assert larger.report.operations is None  # it would read all weights at once
+
+
+@pytest.mark.parametrize("mask", ["random", "wanda", "sparsegpt", "obc+exchange"])
+def test_masks_of_methods(mask: str, two_devices: TwoDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, None)
+    plain = prune("residual", mask=mask, recipe=RECIPE)
+    limited(monkeypatch, 600)
+    with two_devices:
+        larger = prune("residual", mask=mask, recipe=RECIPE)
+    assert torch.equal(all_weights(plain.model), all_weights(larger.model))
+
+
+@pytest.mark.parametrize("mask", ["weights", "given", "own"])
+def test_masks_of_the_caller(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dense, data = networks()["residual"]
+    pruned = snows.prune(dense, data, "2:4", solver=None, progress=False)
+    model, chosen = {
+        "weights": (pruned.model, "weights"),
+        "given": (dense, pruned.masks),
+        "own": (copy.deepcopy(dense), "weights"),
+    }[mask]
+    if mask == "own":
+        prune_by_torch.custom_from_mask(model.conv2, "weight", pruned.masks["conv2.weight"])
+    results, said = [], "every weight that the mask removes is already zero"
+    for room in (None, 600):
+        limited(monkeypatch, room)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", snows.SnowsWarning)
+            results.append(snows.prune(model, data, mask=chosen, recipe=RECIPE, progress=False))
+        assert [str(each.message).startswith(said) for each in caught] == [True] * (mask == "weights")
+    assert torch.equal(all_weights(results[0].model), all_weights(results[1].model))
+
+
+@pytest.mark.parametrize("pattern", ["0.5", "0.5 erk", "0.5 lamp", "0.5 uniform", "0.5 owl"])
+def test_budgets(pattern: str, two_devices: TwoDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, None)
+    plain = prune("residual", pattern=pattern)
+    limited(monkeypatch, 600)
+    larger = prune("residual", pattern=pattern)
+    assert torch.equal(all_weights(plain.model), all_weights(larger.model))
+
+
+@pytest.mark.parametrize("solver", ["newton", None])
+def test_a_run_goes_on_from_its_folder(
+    solver: Any, tmp_path: Path, two_devices: TwoDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 600)
+    whole = prune("residual", recipe=RECIPE, solver=solver)
+    first = prune("residual", recipe=RECIPE, solver=solver, resume=tmp_path)
+    for file in sorted(tmp_path.rglob("sweep*-layer*"))[-2:]:
+        file.unlink()
+    with two_devices:
+        again = prune("residual", recipe=RECIPE, solver=solver, resume=tmp_path)
+    assert again.report.recalled_solves
+    for result in (first, again):
+        assert torch.equal(all_weights(whole.model), all_weights(result.model))
+
+
+def test_weights_in_half_precision(two_devices: TwoDevices, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = networks()["conv-bn"]
+    results = []
+    for room in (None, 600):
+        limited(monkeypatch, room)
+        with two_devices:
+            results.append(snows.prune(model.bfloat16(), data, "2:4", recipe=K0, progress=False))
+    assert all(parameter.dtype == torch.bfloat16 for parameter in results[1].model.parameters())
+    assert torch.equal(all_weights(results[0].model), all_weights(results[1].model))
+
+
+def test_the_callers_model_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run has no copy of the weights that stay as they are, and changes none."""
+    model, data = networks()["residual"]
+    model.train()
+    before = copy.deepcopy(model)
+    shared: list[bool] = []
+    prepare = run.prepare
+
+    def watch(*arguments: Any) -> Any:
+        prepared = prepare(*arguments)
+        own = dict(model.named_parameters())
+        tensors = prepared.graph.parameters.tensors
+        shared.extend(tensors[n].data_ptr() == p.data_ptr() for n, p in own.items() if n in tensors and p.ndim != 4)
+        return prepared
+
+    monkeypatch.setattr(run, "prepare", watch)
+    limited(monkeypatch, 600)
+    with pytest.warns(snows.SnowsWarning, match="train mode"):
+        snows.prune(model, data, "2:4", recipe=K0, progress=False)
+    assert shared
+    assert all(shared)
+    assert model.training
+    assert [p.requires_grad for p in model.parameters()] == [p.requires_grad for p in before.parameters()]
+    for old, new in zip(before.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_streams_stop_where_weights_no_longer_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two pruned layers others stay dense."""
+    stops: list[int] = []
+    move = Stream._move
+    monkeypatch.setattr(Stream, "_move", lambda self, stop: stops.append(stop) or move(self, stop))
+    found = []
+    for room in (None, 1 << 30, 600):
+        stops.clear()
+        limited(monkeypatch, room)
+        result = prune("language", layers="blocks.1.mlp.2")
+        found.append((len(stops), all_weights(result.model)))
+    assert found[0][0] == found[1][0] == 1 < found[2][0]
+    assert torch.equal(found[0][1], found[2][1])
+
+
+def test_a_forward_that_depends_on_the_batch_size_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branching(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = super().forward(x)
+            return y if x.shape[0] < 16 else -y
+
+    torch.manual_seed(0)
+    model = Branching(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    limited(monkeypatch, 200)
+    with pytest.raises(snows.CaptureError, match="does not give the model's own outputs on 16 samples"):
+        snows.prune(model, torch.randn(40, 4), "2:4", recipe=K0, progress=False)
+
+
+def test_permuted_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, None)
+    plain = prune("residual", permute=True)
+    limited(monkeypatch, 600)
+    larger = prune("residual", permute=True)
+    assert torch.equal(all_weights(plain.model), all_weights(larger.model))
+
+
+# What needs all weights at once
+
+
+@pytest.mark.parametrize(
+    ("needed", "options"),
+    [
+        ("gradients", {"mask": "woodfisher"}),
+        ("losses", {"mask": "falcon", "pattern": "0.5"}),
+        ("measurements", {"pattern": "0.5 measured"}),
+    ],
+)
+def test_methods_of_the_whole_network_are_refused(
+    needed: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, 600)
+    with pytest.raises(snows.InputError, match=r"of the whole network need all weights on the device at once"):
+        prune("residual", **options)
+
+
+def test_the_last_stage_is_left_out_and_refused_if_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 600)
+    with pytest.raises(snows.ArgumentError, match=r"finish_steps is 5, but the last stage needs all weights"):
+        prune("residual", recipe=RECIPE.replace(finish_steps=5))
+    auto = {"finish_steps": 5, "finish_rate": 1e-3}
+    monkeypatch.setattr("snows.solve.settings._LastStage.choices", lambda *_, **__: auto)
+    with pytest.warns(snows.SnowsWarning, match="there is no last stage: the last stage needs all weights"):
+        result = prune("residual", recipe=RECIPE.replace(finish_steps="auto", finish_rate="auto"))
+    assert result.report.finish is None
+
+
+def test_a_small_budget_is_enough() -> None:
+    """Without any of the above: by `memory=` alone."""
+    plain, larger = prune("language"), prune("language", memory="20kB")
+    torch.testing.assert_close(all_weights(plain.model), all_weights(larger.model), rtol=1e-6, atol=1e-9)
+    assert all(torch.equal(plain.masks[layer], larger.masks[layer]) for layer in plain.masks)

@@ -54,7 +54,8 @@ def test_the_most_recent_copies_stay() -> None:
     a, b = weights["a"], weights["b"]
     assert weights["a"] is a
     c = weights["c"]  # in place of b, which was read before a
-    assert weights["a"] is a and weights["c"] is c
+    assert weights["a"] is a
+    assert weights["c"] is c
     assert weights["b"] is not b
     large = weights["large"]  # does not fit
     assert weights["large"] is not large
@@ -72,7 +73,9 @@ def test_what_is_set_rests_and_stays_as_a_copy() -> None:
     assert weights.tensors["b"] is on_host
     assert weights["b"].device == DEVICE
     del weights["b"]
-    assert "b" not in weights and list(weights) == ["a"] and len(weights) == 1
+    assert "b" not in weights
+    assert list(weights) == ["a"]
+    assert len(weights) == 1
 
 
 def test_two_mappings_share_tensors_until_one_changes() -> None:
@@ -86,7 +89,8 @@ def test_two_mappings_share_tensors_until_one_changes() -> None:
 
 def test_looking_for_a_name_copies_nothing() -> None:
     weights = resting({"a": 40}, room=80)
-    assert "a" in weights and "b" not in weights
+    assert "a" in weights
+    assert "b" not in weights
     assert weights.room.held == 0
 
 
@@ -100,18 +104,21 @@ def test_where_the_work_is_done_on_the_cpu_weights_rest_on_disk(monkeypatch: pyt
     assert weights["a"] is given  # nothing is copied
     kept = kept_as(weights, {"b": new})
     assert written == [new.nbytes]
-    assert torch.equal(kept["b"], new) and kept["b"].data_ptr() != new.data_ptr()
+    assert torch.equal(kept["b"], new)
+    assert kept["b"].data_ptr() != new.data_ptr()
     assert weights.room.held == 0
 
 
 def test_of_a_dict_all_weights_are_on_their_device() -> None:
     plain: dict[str, Tensor] = {"a": torch.zeros(2, device=DEVICE)}
-    assert not rest(plain) and where_they_rest(plain) is plain
+    assert not rest(plain)
+    assert where_they_rest(plain) is plain
     assert device_of_weights(plain) == device_of_resting(plain) == DEVICE
     assert type(kept_as(plain, plain)) is dict
     assert list(fitting_together(plain, [["a"], ["a"]])) == []
     other = resting({"a": 40}, room=0)
-    assert rest(other) and where_they_rest(other) is other.tensors
+    assert rest(other)
+    assert where_they_rest(other) is other.tensors
     assert (device_of_weights(other), device_of_resting(other).type) == (DEVICE, "cpu")
 
 
