@@ -5,6 +5,7 @@ Both places are the CPU here. `TwoDevices` fails where tensors of the two meet, 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils import prune as prune_by_torch
 from torch.utils import _pytree as pytree
@@ -25,6 +26,7 @@ from snows.data.streams import Stream
 from snows.devices import weights
 from snows.devices.memory import Memory
 from snows.devices.weights import Resting, Room
+from snows.graph import capture
 from tests import transformers
 from tests.networks import example, make
 
@@ -258,6 +260,66 @@ def test_permuted_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, 600)
     larger = prune("residual", permute=True)
     assert torch.equal(all_weights(plain.model), all_weights(larger.model))
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_what_the_network_makes_is_made_on_the_device(moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture on the CPU names it wherever forward makes a tensor. Tensors without values tell devices apart."""
+
+    class Making(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            places = torch.arange(x.shape[0], device=x.device)[:, None].float()
+            x = self.first(x) + places.to(x.device, torch.float32) + torch.full((x.shape[0], 1), 2.0, device=x.device)
+            return self.second(x + torch.tensor(3.0))
+
+    device, fake = torch.device("cuda"), FakeTensorMode(allow_non_fake_inputs=True)
+    monkeypatch.setattr(Room, "_copied", lambda self, tensor: torch.empty(tensor.shape, device=device))
+    graph = capture(Making().eval(), (torch.randn(4, 4),), {})
+    room = Room(device, 1000)
+    if moves:
+        graph.leave_parameters(room)
+    else:
+        graph.parameters = Resting(room, graph.parameters)
+    with fake, contextlib.nullcontext() if moves else pytest.raises(RuntimeError, match="on the same device"):
+        (output,) = graph.run([torch.zeros(5, 4, device=device)])
+        assert (output.device.type, output.shape) == ("cuda", (5, 2))
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(snows.InputError, match="there is no device 'cuda:99'"):
+        prune("conv-bn", device="cuda:99", memory=1000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(networks()))
+@pytest.mark.parametrize("recipe", [K0, RECIPE], ids=["K=0", "K=2"])
+def test_on_a_gpu(name: str, recipe: snows.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = recipe.replace(precision="float32")
+    for place in (None, 600):
+        monkeypatch.setattr("snows.run.limits_for", lambda *_, place=place: Memory(1 << 30, 1 << 30, place))
+        result = prune(name, recipe=recipe, device="cuda")
+        if place is None:
+            plain = result
+    assert {parameter.device.type for parameter in result.model.parameters()} == {"cpu"}
+    torch.testing.assert_close(all_weights(plain.model), all_weights(result.model), rtol=1e-6, atol=1e-9)
+    assert all(torch.equal(plain.masks[layer], result.masks[layer]) for layer in plain.masks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", ["wanda", "random"])
+@pytest.mark.parametrize("pattern", ["2:4", "0.5 owl"])
+def test_masks_and_budgets_on_a_gpu(mask: str, pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for place in (None, 600):
+        monkeypatch.setattr("snows.run.limits_for", lambda *_, place=place: Memory(1 << 30, 1 << 30, place))
+        results.append(prune("residual", mask=mask, pattern=pattern, device="cuda", resume=tmp_path / str(place)))
+        again = prune("residual", mask=mask, pattern=pattern, device="cuda", resume=tmp_path / str(place))
+        assert torch.equal(all_weights(results[-1].model), all_weights(again.model))
+    torch.testing.assert_close(*(all_weights(result.model) for result in results), rtol=1e-6, atol=1e-9)
 
 
 # What needs all weights at once

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..caller import ONE_AT_A_TIME, cpu_by_default
-from ..devices.device import as_device, device_of, move, require_usable_device
+from ..devices.device import as_device, device_of, existing, move, require_usable_device
 from ..devices.memory import Memory, memory_limits
 from ..devices.weights import Room, bytes_of_run
 from ..errors import InputError, SnowsWarning
@@ -174,8 +174,9 @@ def _prepare(
     in_shares: bool,
     room: int | None,
 ) -> Prepared:
-    shares = room is not None  # then the model is captured where its weights rest
-    work, own_masks, dtypes = _working_copy(model, _HOST if shares else as_device(device), shares)
+    copies = None if room is None else Room(existing(device_of(model, device)), room)
+    place = as_device(device) if copies is None else _HOST  # weights that rest there are captured there, too
+    work, own_masks, dtypes = _working_copy(model, place, shares=copies is not None)
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
@@ -184,11 +185,10 @@ def _prepare(
     samples = read.shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    if room is None:
+    if copies is None:
         return Prepared(work, graph, samples, first.device, own_masks, dtypes)
-    working_device = device_of(model, device)
-    graph.leave_parameters(Room(working_device, room))
-    return Prepared(work, graph, samples.to(working_device, first.dtype), working_device, own_masks, dtypes)
+    graph.leave_parameters(copies)
+    return Prepared(work, graph, samples.to(copies.device, first.dtype), copies.device, own_masks, dtypes)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -54,7 +54,7 @@ class Room:
         return resting
 
     def _is_here(self, tensor: Tensor) -> bool:
-        return tensor.device == self.device
+        return tensor.device.type == self.device.type
 
     def _copied(self, resting: Tensor) -> Tensor:
         return resting.to(self.device)

@@ -16,6 +16,7 @@ from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes
+from ..devices.weights import where_they_rest
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
@@ -56,6 +57,9 @@ class Inspection:
         network_weights: All weights of the model, biases and norms included.
         flops: Operations for one sample, `dense` and `sparse`, if every layer has the sparsity of its pattern.
         finish_seconds: Estimate for the last stage; 0 if there is none.
+        weights_at_rest: Bytes of the weights, if they do not fit the memory of the run: they rest outside of the
+            device. 0: all are on the device.
+        room_bytes: The part of the memory that is then for copies of weights.
 
     Example:
         >>> import snows, torch
@@ -74,6 +78,8 @@ class Inspection:
     network_weights: int
     flops: FlopCount
     finish_seconds: float = 0.0
+    weights_at_rest: int = 0
+    room_bytes: int = 0
 
     @property
     def seconds(self) -> float:
@@ -82,7 +88,7 @@ class Inspection:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated peak: the layer that needs most."""
+        """Estimated peak beside the weights: the layer that needs most."""
         return max((layer.memory_bytes for layer in self.layers), default=0)
 
 
@@ -160,6 +166,8 @@ def inspect(
         network_weights=weights,
         flops=network_flops(graph).sparse(kept),
         finish_seconds=duration.last_stage,
+        weights_at_rest=sum(w.nbytes for w in where_they_rest(graph.parameters).values()) if limits.room else 0,
+        room_bytes=limits.room or 0,
     )
 
 
