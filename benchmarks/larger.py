@@ -5,8 +5,8 @@
     python benchmarks/larger.py memory --tiny --out /tmp/tiny --device cpu
 
 Every run is a process of its own, so that peaks are its own. Pruned is to 2:4 with K=0. Weights and tokens are random:
-time and memory do not depend on their values. One JSON file under benchmarks/results; rows that it has are not measured again
-(remove the file to do so).
+time and memory do not depend on their values. One JSON file under benchmarks/results; rows that it has are not measured
+again (remove the file to do so).
 """
 
 from __future__ import annotations
