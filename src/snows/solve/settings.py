@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from ..errors import ArgumentError
+from ..devices.weights import rest
+from ..errors import ArgumentError, SnowsWarning
 from ..graph import Graph
 from ..graph.kind import NetworkKind, kind_of
 from ..patterns import PatternRules
@@ -89,6 +91,8 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
     by_word = {"auto": own_choices(kind, device, rules, recipe.effort), "paper": paper_choices(kind)}
     open_choices = {f.name: word for f in fields(recipe) if (word := getattr(recipe, f.name)) in ("auto", "paper")}
     chosen: Any = recipe.replace(**{n: by_word[w][n] for n, w in open_choices.items() if n in by_word[w]})
+    if chosen.finish_steps and rest(graph.parameters):
+        chosen = _without_last_stage(chosen, "finish_steps" in open_choices)
     steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps
     if steps > chosen.sweeps:
         raise ArgumentError(
@@ -115,6 +119,15 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
         newton=NewtonOptions(chosen.newton_steps, cg, chosen.damping, chosen.relative_damping, chosen.armijo),
         distill=DistillSettings(chosen.finish_steps, chosen.finish_batch, chosen.finish_rate, half_precision),
     )
+
+
+def _without_last_stage(chosen: Any, is_default: bool) -> Any:
+    """The choices without a last stage, which trains all weights together."""
+    reason = "the last stage needs all weights on the device at once, and they do not fit the memory of this run"
+    if not is_default:
+        raise ArgumentError(f"recipe: finish_steps is {chosen.finish_steps}, but {reason}; give more of it, or 0 steps")
+    warnings.warn(f"there is no last stage: {reason}", SnowsWarning, stacklevel=3)
+    return chosen.replace(finish_steps=0)
 
 
 def own_choices(
