@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import as_line, one_line, printable
-from ..results.figures import is_share, measure_title
+from ..results.figures import amount, is_share, measure_title
 from ..words import counted
 
 if TYPE_CHECKING:
@@ -184,13 +184,18 @@ def print_inspection(found: Inspection) -> None:
         f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
         + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
+    if found.weights_at_rest:
+        console.print(
+            f"the weights do not fit: {found.weights_at_rest / 2**30:.1f} GiB rest in host memory (of a run on the "
+            f"CPU: on disk), and {found.room_bytes / 2**30:.1f} GiB of the memory are for copies of those at hand"
+        )
     console.print(flops_line(found.flops))
 
 
 def flops_line(count: FlopCount) -> str:
     without = f" ({count.reduction_without_attention:.2f} without attention's products)" if count.attention else ""
     return (
-        f"FLOPs of one sample: {count.dense / 1e9:.3g} G dense, {count.sparse / 1e9:.3g} G sparse, "
+        f"FLOPs of one sample: {amount(count.dense)} dense, {amount(count.sparse)} sparse, "
         f"{count.reduction:.2f} times fewer{without}"
     )
 

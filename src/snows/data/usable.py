@@ -71,8 +71,8 @@ def signature_of(model: nn.Module) -> inspect.Signature:
         ) from error
 
 
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of the caller's model, on its device.
+def copied(model: nn.Module, shares: bool = False) -> nn.Module:
+    """A copy of the caller's model, on its device. If it `shares`, its parameters have the same values in memory.
 
     Raises:
         InputError: Something that it holds cannot be copied.
@@ -80,6 +80,8 @@ def copied(model: nn.Module) -> nn.Module:
     # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
     computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
+    if shares:
+        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code

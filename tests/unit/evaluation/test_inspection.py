@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -28,6 +29,14 @@ def test_every_layer_is_there_those_that_stay_dense_last() -> None:
     assert set(dense) == {"stem", "shortcut.0", "head"}
     assert found.model == "Residual"
     assert found.network_weights == sum(parameter.numel() for parameter in make("residual").parameters())
+
+
+def test_it_is_shown_in_a_line() -> None:
+    found = inspect(exclude="*shortcut*", horizon=3)
+    assert re.fullmatch(
+        r"<Inspection: Residual, 3 layers to prune, 3 left dense; about a second and 0\.\d GiB with 1000 samples>",
+        repr(found),
+    )
 
 
 def test_time_is_work_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +84,15 @@ def test_within_a_budget() -> None:
     assert within.memory_bytes < whole.memory_bytes
     with pytest.raises(snows.ArgumentError, match="expected a size"):
         snows.inspect(make("residual"), example("residual", 40), "2:4", memory="much")
+
+
+def test_weights_that_do_not_fit() -> None:
+    model, data = make("residual"), example("residual", 40)
+    whole, within = (snows.inspect(model, data, "2:4", memory=memory) for memory in ("1GiB", "10kB"))
+    assert (whole.weights_at_rest, whole.room_bytes) == (0, 0)
+    assert within.room_bytes == 5000
+    assert within.weights_at_rest >= sum(parameter.nbytes for parameter in model.parameters())
+    assert within.finish_seconds == 0
 
 
 def test_several_processes_share_samples_and_products() -> None:
