@@ -183,7 +183,9 @@ def _reads(call: ast.Call) -> bool:
 def _writes(call: ast.Call, at: int) -> bool:
     """Whether the mode, which is the argument at this place or the one of that name, is for writing."""
     modes = [*call.args[at : at + 1], *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
-    return any(isinstance(mode, ast.Constant) and mode.value in ("w", "wb", "x", "xb") for mode in modes)
+    flags = {node.attr for node in ast.walk(call) if isinstance(node, ast.Attribute)}
+    named = any(isinstance(mode, ast.Constant) and mode.value in ("w", "wb", "x", "xb") for mode in modes)
+    return named or "O_WRONLY" in flags
 
 
 @pytest.mark.parametrize(
@@ -198,6 +200,8 @@ def _writes(call: ast.Call, at: int) -> bool:
         "open(os.devnull, 'w')": False,
         "p.open('w', encoding='utf-8')": False,
         "p.open(mode='wb')": False,
+        "os.open(p, os.O_RDONLY)": True,
+        "os.open(p, os.O_WRONLY | os.O_CREAT, 0o666)": False,
         "read_bytes(p)": False,
     }.items(),
 )
