@@ -216,7 +216,6 @@ class Run:
             self.settings.distill,
             self.memory,
             self.task.seed,
-            self._batch_size,
             self.ranks,
         )
         self._before_last_stage = {name: self._current[name] for name in self._changed}
@@ -296,7 +295,7 @@ class Run:
 
     def _open_journal(self) -> Journal:
         def facts() -> dict[str, Any]:
-            calibration = digest_of_samples([self.fitted, self.held_out], self._batch_size, self.ranks)
+            calibration = digest_of_samples([self.fitted, self.held_out], self.ranks)
             samples = self._prepared.samples.count
             return self.task.facts(self.graph, calibration, samples, self.phases.device_name)
 
@@ -344,7 +343,7 @@ class Run:
     def _estimate(self) -> Estimate:
         """Of this rank."""
         graph, plan, count = self.graph, self._plan, self.fitted.count + self.held_out.count
-        own, batch = self.ranks.share(count), self._batch_size
+        own, batch = self.ranks.share(count), self.ranks.share(self._batch_size)
         return Estimate(graph, plan, self.settings, self.memory, self.device, own, batch, self.ranks.size)
 
     @cached_property
@@ -352,7 +351,7 @@ class Run:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
         if self.task.readjusts and self.device.type != "cpu":
             self.notify(MemoryEstimated(self._estimate.peak()))
-        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch, self.ranks)
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._batch_size, self.ranks)
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:

@@ -19,29 +19,47 @@ import torch.distributed as dist
 
 import snows
 from snows.solve.objective import Objective, Piece
-from tests.distributed.cases import CASES, COMPARED, OUT_OF_MEMORY, READ, Counted, compared
+from tests.distributed.cases import (
+    CASES,
+    COMPARED,
+    IN_PIECES,
+    MEMORY_OF_LAST_STAGE,
+    OUT_OF_MEMORY,
+    READ,
+    SINGLE,
+    Counted,
+    compared,
+    full_memory_of_last_stage,
+)
 
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    found = {name: facts(case.run()) for name, case in CASES.items()}
+    found = {name: facts(case.run()) for name, case in {**CASES, **SINGLE}.items()}
     with full_memory_at(rank=dist.get_world_size() - 1):
         found[OUT_OF_MEMORY] = facts(CASES["residual"].run())
     found[READ] = sorted(Counted.read)
+    with full_memory_of_last_stage(dist.get_rank() == dist.get_world_size() - 1):
+        found[MEMORY_OF_LAST_STAGE] = facts(IN_PIECES.run())
     found[COMPARED] = compared()
     torch.save(found, folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
     dist.barrier()
 
 
 def facts(result: snows.Result) -> dict[str, Any]:
-    losses = [(solve.loss, solve.loss_masked) for layer in result.report.layers for solve in layer.solves]
     return {
         "weights": result.model.state_dict(),
         "masks": result.masks,
-        "losses": losses,
+        "losses": losses(result),
         "warnings": list(result.report.warnings),
     }
+
+
+def losses(result: snows.Result) -> list[float]:
+    """Of all solves, before and after."""
+    solves = [solve for layer in result.report.layers for solve in layer.solves]
+    return [loss for solve in solves for loss in (solve.loss_masked, solve.loss) if loss is not None]
 
 
 @contextmanager

@@ -141,7 +141,7 @@ def inspect(
         settings = resolve(chosen, graph, prepared.device.type, rules)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
         limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
-        micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
+        micro = ranks.share(micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks))
         estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
         pruned = [planned.layer for planned in plan.pruned]
         inputs = partial(prepared.samples.rows, 0)

@@ -38,7 +38,7 @@ class Ranks:
         return self.rank == 0
 
     def owner(self, index: int) -> int:
-        """The rank that works on a micro-batch. They are dealt out in turn."""
+        """The rank that works on a sample, or on a micro-batch. They are dealt out in turn."""
         return index % self.size
 
     def owns(self, index: int) -> bool:
