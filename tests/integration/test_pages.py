@@ -30,7 +30,7 @@ WITH_PYTHON = [page for page in PAGES if any(block.language == "python" for bloc
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 RUN = [block for block in BLOCKS if block.run]
 COMMANDS = sorted({line for page in PAGES for line in commands_of(page)})
-PROGRAMS = {"snows", "make", "pip", "python", "git", "jupyter", "tensorboard"}
+PROGRAMS = {"snows", "make", "pip", "python", "git", "jupyter", "tensorboard", "torchrun"}
 UNCHECKED = {"text", "bibtex"}  # drawings and the like
 
 

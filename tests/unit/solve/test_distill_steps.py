@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from snows.data.samples import Samples, read_samples
+from snows.devices.distributed.ranks import ALONE, Ranks
 from snows.devices.memory import Memory
 from snows.errors import SnowsWarning
 from snows.events import Distilled, DistillStep, Event
 from snows.graph import Graph, capture
 from snows.solve import distill as module
-from snows.solve.distill import Distillation, _Best, _Match, _pieces, _random_samples, _schedule, _Trained, _weights
+from snows.solve.distill import Distillation, _Best, _Match, _pieces, _schedule, _Trained, _weights
 from snows.solve.settings import DistillSettings
 from tests.networks import captured, example, make
 
@@ -77,43 +78,44 @@ def test_each_step_has_its_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 # Samples
 
 
-def test_samples_are_drawn_with_the_seed_of_the_run() -> None:
-    pool = samples(20)
-    draws = [_random_samples(pool, 5, torch.Generator().manual_seed(seed))[0] for seed in (1, 1, 2)]
-    assert draws[0].shape == (5, 6)
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
-    many = _random_samples(pool, 4000, torch.Generator().manual_seed(0))[0]
-    counts = (many[:, None] == pool.leaves[0][None]).all(-1).sum(0)
+def drawn(given: Distillation, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The indices of the samples that each pass of training takes."""
+    passes: list[Tensor] = []
+    with monkeypatch.context() as patch:
+
+        def watch(pool: Samples, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+            passes.append(indices)
+            return pool.at(indices)
+
+        patch.setattr(Samples, "at_shared", watch)
+        given.run(start(given))
+    return passes
+
+
+def test_samples_are_drawn_with_the_seed_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = [drawn(replace(stage(steps=1), seed=seed), monkeypatch)[0].tolist() for seed in (1, 1, 2)]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+    counts = torch.cat(drawn(stage(steps=200, batch=20), monkeypatch)).bincount(minlength=20)
     assert counts.min() > 120  # of 200 for each
     assert counts.sum() == 4000
 
 
-def test_what_is_no_batch_is_not_drawn() -> None:
+def test_inputs_without_samples_are_the_same_in_every_pass() -> None:
     pool = replace(samples(4), leaves=[samples(4).leaves[0], torch.tensor(7), "word"])
-    x, scalar, word = _random_samples(pool, 2, torch.Generator().manual_seed(0))
-    assert len(x) == 2
+    x, scalar, word = pool.at_shared(torch.tensor([3, 0]), 1, ALONE)
+    assert torch.equal(x, samples(4).leaves[0][[3, 0]])
     assert scalar == 7
     assert word == "word"
 
 
 def sizes_of(given: Distillation, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples each pass of training takes."""
-    sizes: list[int] = []
-    draw = module._random_samples
-
-    def watch(pool: Samples, count: int, generator: torch.Generator) -> list[Any]:
-        sizes.append(count)
-        return draw(pool, count, generator)
-
-    monkeypatch.setattr(module, "_random_samples", watch)
-    given.run(start(given))
-    return sizes
+    return [len(indices) for indices in drawn(given, monkeypatch)]
 
 
 def test_a_batch_is_no_more_than_there_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes_of(stage(steps=2, batch=7), monkeypatch) == [7, 7]
-    monkeypatch.undo()
     assert sizes_of(stage(steps=1, batch=64), monkeypatch) == [20]
 
 
