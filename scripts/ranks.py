@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 MOMENTS = ("start", "layers", "end")
 LONGEST = 300  # seconds that a launch may take that nobody disturbs
 TO_STOP = 60  # seconds after a kill
@@ -125,8 +126,8 @@ class Launches:
             self._problem(f"did not end within {TO_STOP} s after rank {victim} was killed ({moment})")
         elif status == 0 and not self._made(f"out{self.count}"):
             self._problem(f"ended well after rank {victim} was killed ({moment}), and nothing was saved")
-        elif "Traceback" in errors:
-            self._problem(f"showed a traceback after rank {victim} was killed ({moment}): {_last_line(errors)}")
+        elif f'File "{SOURCE / "snows"}' in errors:  # torchrun shows one of its own
+            self._problem(f"showed a traceback after rank {victim} was killed ({moment}):\n{errors}")
 
     def _status(self, launch: subprocess.Popen[bytes], seconds: float) -> int | None:
         """The exit status. What hangs is ended."""
@@ -139,11 +140,11 @@ class Launches:
             return None
 
     def _start(self, ranks: int, out: str, state: str) -> subprocess.Popen[bytes]:
+        """What it says is in a file, the one of an earlier launch to the same folder overwritten."""
         several = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
         network = ["net.py:make_model", "--data", "net.py:make_data"]
         command = [sys.executable, *several, "-m", "snows", "prune", *network, *OPTIONS, "--out", out]
-        source = str(Path(__file__).parents[1] / "src")
-        environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{out}.txt").open("wb") as errors:
             return subprocess.Popen(
                 [*command, "--resume", state],

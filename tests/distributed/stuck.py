@@ -1,6 +1,7 @@
-"""What torchrun starts in tests: a rank dies while another is in a call that does not end, as calls of NCCL may be.
+"""What torchrun starts in tests: rank 1 dies, and where rank 0 is then.
 
-torchrun --nproc-per-node 2 -m tests.distributed.stuck
+torchrun --nproc-per-node 2 -m tests.distributed.stuck call     # in a call that does not end, as calls of NCCL may be
+torchrun --nproc-per-node 2 -m tests.distributed.stuck leaving  # it has done its work, and waits for the others
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 
-import torch.distributed as dist
-
 from snows.devices.distributed.group import current_ranks
+from snows.devices.distributed.launch import connected
 
 
 def wait_for_ever() -> None:
@@ -23,14 +24,16 @@ def wait_for_ever() -> None:
     take(lock)
 
 
-def main() -> None:
-    dist.init_process_group("gloo")
-    current_ranks().gathered("here")
-    time.sleep(2)  # until both have been heard
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    wait_for_ever()
+def main(where: str) -> None:
+    with connected("cpu"):
+        ranks = current_ranks()
+        ranks.gathered("here")
+        time.sleep(2)  # until both have been heard
+        if not ranks.is_first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if where == "call":
+            wait_for_ever()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -52,8 +52,9 @@ def test_a_killed_rank_ends_the_run(victim: int, again: int, tmp_path: Path) -> 
         torch.testing.assert_close(resumed[name], value, rtol=1e-6, atol=1e-9)
 
 
-def test_a_rank_in_a_call_that_does_not_end_stops_with_the_sentence() -> None:
-    status, errors, seconds = finish(2, STUCK)
+@pytest.mark.parametrize("where", ["call", "leaving"])
+def test_the_sentence_is_said_wherever_the_others_are(where: str) -> None:
+    status, errors, seconds = finish(2, STUCK, where)
     assert status != 0
-    assert errors.count("error: rank 1 of 2 is gone or hangs, so all ranks stop") == 1, errors
+    assert errors.count("rror: rank 1 of 2 is gone or hangs, so all ranks stop") == 1, errors
     assert seconds < 60

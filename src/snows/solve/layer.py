@@ -283,19 +283,19 @@ class _Solve:
         narrow = self.problem.narrowed(samples)
         sampled = narrow.objective(self.settings.normalization, self.precision)
         steps_before = self.turn.sweep * self.settings.newton.steps
-        subsets = _rotating_subsets(_block_sizes(narrow), samples, steps_before)
+        subsets = _rotating_subsets(narrow.block_sizes, samples, steps_before)
         at_start = None if start.gradient is None else (start.loss, start.gradient)
 
         def system(at: Tensor, step: int) -> System:
-            return self._system(sampled.subset(_pieces(narrow, subsets(step))), at)
+            return self._system(sampled.subset(narrow.pieces_of(subsets(step))), at)
 
         return newton(self.objective, system, start.weight, self.mask, self.settings.newton, at_start, self.notify)
 
     def _on_minibatches(self, start: _Start) -> NewtonResult:
         """Algorithm 2 as written: gradient, line search and products on the same mini-batch, one after another."""
         total = NewtonResult(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.STEPS_DONE)
-        for part in _consecutive(_block_sizes(self.problem), self.settings.minibatch):
-            batch = self.objective.subset(_pieces(self.problem, part))
+        for part in _consecutive(self.problem.block_sizes, self.settings.minibatch):
+            batch = self.objective.subset(self.problem.pieces_of(part))
 
             def system(at: Tensor, _: int, batch: Objective = batch) -> System:
                 return self._system(batch, at)
@@ -377,15 +377,6 @@ def _report(start: _Start, solution: NewtonResult, best: _Candidate, sweep: int)
         losses=solution.losses,
         cg_residuals=tuple(tuple(float(f"{norm:.4g}") for norm in solve) for solve in solution.cg_residuals),
     )
-
-
-def _block_sizes(problem: LayerProblem) -> tuple[int, ...]:
-    """Samples in each block. A process alone has one piece in each; several ranks must choose as it does."""
-    return tuple(map(problem.pruned.samples_in, problem.blocks))
-
-
-def _pieces(problem: LayerProblem, blocks: Sequence[int]) -> list[int]:
-    return [piece for block in blocks for piece in problem.blocks[block]]
 
 
 def _rotating_subsets(sizes: tuple[int, ...], samples: int, steps_before: int) -> Callable[[int], tuple[int, ...]]:

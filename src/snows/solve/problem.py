@@ -115,10 +115,17 @@ class LayerProblem:
             self._kept[index] = piece
         return piece
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Samples in each block. A process alone has one piece in each, and several ranks must choose as it does."""
+        return tuple(map(self.pruned.samples_in, self.blocks))
+
+    def pieces_of(self, blocks: Sequence[int]) -> list[int]:
+        return [piece for block in blocks for piece in self.blocks[block]]
+
     def narrowed(self, samples: int) -> LayerProblem:
-        """The same problem with at most so many samples of each piece. Unchanged if samples cannot be cut off."""
-        most = max(map(self.pruned.samples_in, self.blocks))
-        if samples >= max(most, *self.sizes) or not self.segment.batch_first:
+        """The same problem with at most so many samples of each block. Unchanged if samples cannot be cut off."""
+        if samples >= max(*self.block_sizes, *self.sizes) or not self.segment.batch_first:
             return self
         dense, pruned = self.dense.narrowed(samples), self.pruned.narrowed(samples)
         outputs = self.dense_outputs
@@ -151,7 +158,7 @@ class LayerProblem:
         layer, pieces = self.layers[index], self.pruned.fitted
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
-            blocks = math.ceil(wanted / self.pruned.samples_in(self.blocks[0]))
+            blocks = math.ceil(wanted / self.block_sizes[0])
             pieces = min(pieces, blocks * len(self.blocks[0]))
         return gram_of_inputs(layer, self.pruned, self._inputs(layer, self.pruned, pieces))
 

@@ -160,10 +160,11 @@ def connected(device: str | None, local_rank: int, local_size: int) -> Iterator[
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
     gpu = own_gpu(device or "cuda", local_rank, local_size) if on_gpu else None
     dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=gpu)
-    Watch.started()
+    watch = Watch.started()
     try:
         yield
-        dist.barrier()  # the store may be in rank 0, which must not be the first to leave
+        with watch.naming_the_lost():
+            dist.barrier()  # the store may be in rank 0, which must not be the first to leave
     except BaseException:
         Watch.finish(well=False)
         raise
