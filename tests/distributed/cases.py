@@ -111,6 +111,7 @@ SINGLE = {
 }
 IN_PIECES = Case("conv-bn", "2:4", samples=60, recipe=LAST_STAGE.replace(finish_batch=12), dataset=True)
 MEMORY_OF_LAST_STAGE = "out of memory on one rank in the last stage"
+SENSITIVITY = "what each layer tolerates"
 OUT_OF_MEMORY, COMPARED, READ = "out of memory on one rank", "compared", "read"  # what is done beside the cases
 
 
@@ -121,6 +122,11 @@ def compared() -> list[tuple[Any, ...]]:
         recipe=RECIPE, progress=False,
     )  # fmt: skip
     return [(row.mask, row.pattern, row.snows, row.kl) for row in found.rows]
+
+
+def sensitivity() -> str:
+    """Of all layers of a small network, as text."""
+    return snows.sensitivity(make("residual"), example("residual", 40), [0.5, "2:4"], progress=False).to_json()
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 import snows
+from snows.evaluation import tolerance
 from snows.solve.objective import Objective, Piece
 from tests.distributed.cases import (
     CASES,
@@ -26,10 +27,12 @@ from tests.distributed.cases import (
     MEMORY_OF_LAST_STAGE,
     OUT_OF_MEMORY,
     READ,
+    SENSITIVITY,
     SINGLE,
     Counted,
     compared,
     full_memory_of_last_stage,
+    sensitivity,
 )
 
 
@@ -43,6 +46,8 @@ def main(folder: Path) -> None:
     with full_memory_of_last_stage(dist.get_rank() == dist.get_world_size() - 1):
         found[MEMORY_OF_LAST_STAGE] = facts(IN_PIECES.run())
     found[COMPARED] = compared()
+    with mock.patch.object(tolerance, "_measured", side_effect=tolerance._measured) as measured:
+        found[SENSITIVITY] = sensitivity(), measured.call_count
     torch.save(found, folder / f"{dist.get_world_size()}-{dist.get_rank()}.pt")
     dist.barrier()
 

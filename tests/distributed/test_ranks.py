@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from tests.distributed.cases import (
     MEMORY_OF_LAST_STAGE,
     OUT_OF_MEMORY,
     READ,
+    SENSITIVITY,
     SINGLE,
     compared,
     full_memory_of_last_stage,
+    sensitivity,
 )
 from tests.distributed.on_a_rank import losses
 from tests.distributed.torchrun import torchrun
@@ -105,6 +108,16 @@ def test_a_comparison_has_the_same_rows(of_ranks: dict[tuple[int, int], dict[str
     for ranks in RANKS:
         for rank in range(ranks):
             assert of_ranks[ranks, rank][COMPARED] == alone
+
+
+def test_layers_that_are_measured_alone_are_shared(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:
+    alone = sensitivity()
+    layers = len(json.loads(alone)["layers"])
+    for ranks in RANKS:
+        texts, counts = zip(*(of_ranks[ranks, rank][SENSITIVITY] for rank in range(ranks)), strict=True)
+        assert set(texts) == {alone}
+        assert sum(counts) == layers
+        assert max(counts) < layers
 
 
 def test_every_rank_reads_its_share_of_a_dataset(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:

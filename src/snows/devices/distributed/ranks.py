@@ -52,6 +52,14 @@ class Ranks:
         """Which of `count` neighbours this process gets. They may be none."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
+    def dealt(self, costs: Sequence[float]) -> list[int]:
+        """The rank that does each of several independent jobs: the costliest first, each for whom has least to do."""
+        owners, busy = [0] * len(costs), [0.0] * self.size
+        for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
+            owners[job] = min(range(self.size), key=busy.__getitem__)
+            busy[owners[job]] += costs[job]
+        return owners
+
     def sums(self, work: Callable[[], Sequence[Tensor]], zeros: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
         """The sums over all ranks of what `work` gives on each.
 
