@@ -35,6 +35,7 @@ myst_heading_anchors = 3  # sections can be linked to, as on GitHub
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 80  # longer ones have a line for each parameter
 
 html_math_renderer = "mathml"
 

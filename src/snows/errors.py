@@ -46,6 +46,12 @@ def first_line(error: BaseException) -> str:
     return lines[0][:_LONGEST_QUOTE] if lines else type(error).__name__
 
 
+def quoted(error: BaseException) -> str:
+    """An error of the user's own code on one line, or the beginning of it."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 2] + " …"
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Python, torch on a GPU, torch on a CPU and the operating system each say it in their own way."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch is not imported here

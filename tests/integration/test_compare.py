@@ -158,6 +158,11 @@ def test_failures_are_rows_and_the_others_go_on() -> None:
     assert (failed.top1, failed.sparsity, failed.seconds) == (None, None, None)
 
 
+def test_it_is_shown_in_a_line_and_in_notebooks_as_a_table(found: Comparison) -> None:
+    assert repr(found) == f"<Comparison: {found.summary}; {len(found.rows)} networks, see to_markdown()>"
+    assert found._repr_markdown_() == found.to_markdown()
+
+
 def test_json_and_markdown_say_the_same(found: Comparison) -> None:
     data = strict_json(found.to_json())
     assert [Row(**row) for row in data["rows"]] == list(found.rows)

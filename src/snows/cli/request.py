@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..devices.distributed.launch import is_first
-from ..errors import ArgumentError, InputError, SnowsError
+from ..errors import ArgumentError, InputError, SnowsError, quoted
 from ..listeners.progress import open_progress
 from ..reading import is_folder, look, read_text
 
@@ -191,7 +191,7 @@ def read_metric(name: str | None) -> Metric | None:
         except SnowsError:
             raise
         except Exception as error:  # the user's own code
-            raise InputError(f"{function} of {file} failed: {type(error).__name__}: {error}") from error
+            raise InputError(f"{function} of {file} failed: {quoted(error)}") from error
 
     return named
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import as_line, one_line, printable
-from ..results.figures import is_share, measure_title
+from ..results.figures import amount, is_share, measure_title
 from ..words import counted
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def print_inspection(found: Inspection) -> None:
 def flops_line(count: FlopCount) -> str:
     without = f" ({count.reduction_without_attention:.2f} without attention's products)" if count.attention else ""
     return (
-        f"FLOPs of one sample: {count.dense / 1e9:.3g} G dense, {count.sparse / 1e9:.3g} G sparse, "
+        f"FLOPs of one sample: {amount(count.dense)} dense, {amount(count.sparse)} sparse, "
         f"{count.reduction:.2f} times fewer{without}"
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, InputError, first_line
+from ..errors import ArgumentError, InputError, first_line, quoted
 from . import embedded
 from .weights import fill, read_state
 
@@ -174,7 +174,7 @@ def call_factory(file: str, function: str) -> Any:
     try:
         return factory()
     except Exception as error:  # the user's own code
-        raise InputError(f"{function} of {file} failed: {type(error).__name__}: {error}") from error
+        raise InputError(f"{function} of {file} failed: {quoted(error)}") from error
 
 
 def _load_module(path: Path) -> ModuleType:
@@ -186,5 +186,5 @@ def _load_module(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's own code
-        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+        raise InputError(f"{path} cannot be run: {quoted(error)}") from error
     return module

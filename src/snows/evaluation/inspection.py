@@ -16,6 +16,7 @@ from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, memory_limits
+from ..errors import one_line
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
 from ..patterns import PatternRules
@@ -27,6 +28,8 @@ from ..solve.footprint import micro_batch_size
 from ..solve.layer import curvature_kind
 from ..solve.settings import resolve
 from ..solve.speed import measured_speed
+from ..words import counted
+from ..words import duration as in_words
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,14 @@ class Inspection:
     network_weights: int
     flops: FlopCount
     finish_seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        pruned = sum(layer.pattern is not None for layer in self.layers)
+        return (
+            f"<Inspection: {one_line(self.model)}, {counted(pruned, 'layer')} to prune, "
+            f"{len(self.layers) - pruned} left dense; about {in_words(self.seconds)} and "
+            f"{self.memory_bytes / 2**30:.1f} GiB with {self.samples} samples>"
+        )
 
     @property
     def seconds(self) -> float:

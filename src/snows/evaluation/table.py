@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import one_line
 from ..words import counted
 
 SCHEMA = 1
@@ -77,6 +78,12 @@ class Comparison:
     settings: dict[str, Any]
     rows: tuple[Row, ...]
     reused: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {one_line(self.summary)}; {counted(len(self.rows), 'network')}, see to_markdown()>"
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
 
     @property
     def pruned(self) -> tuple[Row, ...]:

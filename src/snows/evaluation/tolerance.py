@@ -20,7 +20,7 @@ from ..devices.device import device_of
 from ..devices.distributed.group import current_ranks, writes_files
 from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
-from ..errors import ArgumentError, InputError, shown
+from ..errors import ArgumentError, InputError, one_line, shown
 from ..events import Working
 from ..graph import Graph, Layer
 from ..listeners.progress import Listeners, listening
@@ -32,6 +32,7 @@ from ..plan import Names, as_names, make_plan
 from ..results.files import write_or_rescue, write_whole
 from ..results.folder import versions
 from ..results.report import finite
+from ..words import counted
 
 PATTERNS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, "2:4", "1:4")
 _JUDGED_SHARE = 4  # a quarter of the samples at most
@@ -112,6 +113,10 @@ class Sensitivity:
     judged_samples: int
     dense_accuracy: float | None
     versions: dict[str, str]
+
+    def __repr__(self) -> str:
+        patterns = ", ".join(self.patterns)
+        return f"<Sensitivity: {one_line(self.model)}, {counted(len(self.layers), 'layer')}, each to {patterns}>"
 
     def pattern(
         self,

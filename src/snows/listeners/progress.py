@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 
 from .. import errors
@@ -22,7 +23,7 @@ from .timeline import Timeline
 
 
 class ProgressBar(Progress):
-    """One line of a terminal: what is being done, how much is done, when it will end, and the memory in use.
+    """Two lines of a terminal: what is being done; how much is done, when it will end, and the memory in use.
 
     It disappears at the end, and shows only on a terminal. A run goes on if its terminal is closed.
 
@@ -49,9 +50,8 @@ class ProgressBar(Progress):
     ) -> None:
         super().__init__(description, total, completed)
         self._console = console or Console(file=cast(TextIO, _Lasting(sys.stderr)))
-        self._bar = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
+        self._bar = _TwoLines(
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             _EndColumn(self.timeline),
@@ -76,11 +76,20 @@ class ProgressBar(Progress):
         self._bar.stop()
 
 
+class _TwoLines(RichProgress):
+    """The description above the bar: names of layers are long, and terminals have 80 columns."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        for task in self.tasks:
+            yield Text(task.description, no_wrap=True, overflow="ellipsis")
+            yield self.make_tasks_table([task])
+
+
 class _EndColumn(ProgressColumn):
     """When the work will end, and the memory in use."""
 
     def __init__(self, timeline: Timeline) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._timeline = timeline
 
     def render(self, task: Task) -> Text:

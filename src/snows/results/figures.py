@@ -48,7 +48,7 @@ def amount(value: float) -> str:
 
 
 def time_taken(seconds: float) -> str:
-    """A time as a figure, such as "12 min". `events.duration` says it in a sentence."""
+    """A time as a figure, such as "12 min". `words.duration` says it in a sentence."""
     if seconds >= 5400:
         return f"{_three_digits(seconds / 3600)} h"
     return f"{_three_digits(seconds / 60)} min" if seconds >= 90 else f"{_three_digits(seconds)} s"

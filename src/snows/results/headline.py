@@ -27,10 +27,15 @@ def cards(report: Data) -> list[Card]:
     if report["finished"]:
         found += [_sparsity(report), _weights(report), _flops(report)]
     if report["seconds"]:
-        peak = report["peak_memory_bytes"]
-        note = f"on {report['device']}" + ("" if peak is None else f", {memory(peak)} at the peak")
-        found.append(Card("Time", time_taken(report["seconds"]), note))
+        found.append(Card("Time", time_taken(report["seconds"]), f"on {report['device']}{_peak(report)}"))
     return [card for card in found if card is not None]
+
+
+def _peak(report: Data) -> str:
+    """Of the accelerator, or on a CPU of the process, which its phases know."""
+    peaks = [report["peak_memory_bytes"], *(phase["peak_bytes"] for phase in report["phases"])]
+    known = [peak for peak in peaks if peak is not None]
+    return f", {memory(max(known))} at the peak" if known else ""
 
 
 def _quality(rows: list[Data]) -> Card | None:
@@ -111,7 +116,7 @@ def subtitle(report: Data) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One layer in the table, and the sentence about it where it is opened."""
+    """One layer in the table, and the sentence about it where it is opened. `outcome` is whole, `ended` short."""
 
     layer: Data
     masked: float | None
@@ -121,6 +126,7 @@ class Row:
     cg_steps: int
     seconds: float
     outcome: str
+    ended: str
     facts: str
     advice: str
 
@@ -133,12 +139,13 @@ def rows(report: Data, advice: Mapping[int, str]) -> list[Row]:
 def _row(layer: Data, said: str) -> Row:
     solves = layer["solves"]
     first, last = (solves[0], solves[-1]) if solves else ({}, {})
-    outcome = last.get("outcome", "not solved yet")
+    ended = outcome = last.get("outcome", "not solved yet")
     if last and last["kept"] != "solved":
+        ended = f"{last['kept']} kept"
         outcome += f"; worse on held-out samples, so {last['kept']} was kept"
     return Row(
         layer, first.get("loss_masked"), first.get("loss"), last.get("loss"), last.get("held_out"),
-        sum(solve["cg_steps"] for solve in solves), sum(solve["seconds"] for solve in solves), outcome,
+        sum(solve["cg_steps"] for solve in solves), sum(solve["seconds"] for solve in solves), outcome, ended,
         _layer_facts(layer, outcome), said,
     )  # fmt: skip
 

@@ -19,11 +19,13 @@ _OTHER = "#6f7f45"
 def plot(report: Mapping[str, Any]) -> Figure:
     """Losses of every layer, and errors of every operation where they were measured."""
     try:
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401  # the next import would hide which module is missing
     except ImportError as error:
         raise InputError("matplotlib is needed to plot; install it with: pip install 'snows[plot]'") from error
+    from .shown_figure import ShownFigure
+
     operations = report["operations"]
-    figure = Figure(figsize=(9, 6.5 if operations else 3.5), layout="constrained")
+    figure = ShownFigure(figsize=(9, 6.5 if operations else 3.5), layout="constrained")
     axes = figure.subplots(2 if operations else 1, squeeze=False)[:, 0]
     _losses(axes[0], report["layers"])
     axes[0].set_title(title(report))

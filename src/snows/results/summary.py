@@ -40,7 +40,10 @@ def as_text(report: Data) -> str:
         table.add_column(name, justify="left" if number < _TEXTS else "right", no_wrap=number > 0, overflow="fold")
     for row in rows(report, found):
         table.add_row(*map(errors.one_line, _cells(row, report["finished"])))
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, markup=False, highlight=False, emoji=False)
+    console = Console(
+        file=io.StringIO(), width=_WIDTH, color_system=None, markup=False, highlight=False, emoji=False,
+        force_jupyter=False,  # it would show the table by itself
+    )  # fmt: skip
     console.print(table)
     lines = [title(report), subtitle(report), ""]
     for card in cards(report):

@@ -19,9 +19,9 @@ from ..graph.derivatives import computation
 from ..linalg.gram import inverted
 
 _FIRST_SAMPLES, _MOST_SAMPLES = 2, 64
-_SECONDS = 0.7  # that the timed pass may take
+_SECONDS = 0.7  # that the timed passes may take
 _PRODUCT_SIZE, _BLOCK_SIZE, _BLOCKS = 1024, 256, 16
-_REPEATS = 3
+_REPEATS = 3  # of which the quickest counts: others may use the machine as well
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,30 @@ def measured_speed(
     few = min(_FIRST_SAMPLES, most)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         _timed_pass(graph, {}, samples(few), few, device)  # the first pass chooses kernels
-        nodes, moments = _timed_pass(graph, pruned, samples(few), few, device)
+        nodes, moments = _best_passes(graph, pruned, samples(few), few, device)
         per_sample = sum(nodes.values()) + sum(moments.values())
-        count = min(most, _MOST_SAMPLES, int(_SECONDS / max(per_sample, 1e-9)))
+        count = min(most, _MOST_SAMPLES, int(_SECONDS / _REPEATS / max(per_sample, 1e-9)))
         if count > few:
-            nodes, moments = _timed_pass(graph, pruned, samples(count), count, device)
+            nodes, moments = _best_passes(graph, pruned, samples(count), count, device)
     return Speed(nodes, moments, _product_rate(device), _factor_rate(device))
+
+
+def _best_passes(
+    graph: Graph, pruned: Mapping[Node, Layer], inputs: list[Any], count: int, device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The least time of each part in several passes, or in as many as there is time for."""
+    began = time.perf_counter()
+    nodes, moments = _timed_pass(graph, pruned, inputs, count, device)
+    for _ in range(_REPEATS - 1):
+        if time.perf_counter() - began > _SECONDS:
+            break
+        others = _timed_pass(graph, pruned, inputs, count, device)
+        nodes, moments = _least(nodes, others[0]), _least(moments, others[1])
+    return nodes, moments
+
+
+def _least(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: min(seconds, other[name]) for name, seconds in one.items()}
 
 
 def _timed_pass(

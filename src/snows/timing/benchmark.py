@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..data.layer_lists import KIND
+from ..errors import one_line
 from ..results.files import write_or_rescue
+from ..words import counted
 from .clock import Timing
 
 
@@ -129,6 +131,10 @@ class Benchmark:
     flops: dict[str, float] | None = None
     seconds: float = 0.0
     not_timed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        faster = f"{len(self.prune)} of {counted(len(self.layers), 'layer')} faster sparse"
+        return f"<Benchmark: {one_line(self.model)} in {self.dtype}, {faster}>"
 
     @property
     def sparse_network(self) -> bool:

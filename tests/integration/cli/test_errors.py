@@ -146,3 +146,19 @@ def test_a_failure_while_saving_leaves_nothing(run: Snows, tmp_path: Path, monke
     monkeypatch.setattr("snows.results.result.render", full)
     assert_error(run(*PRUNE, "--quiet", "--out", tmp_path / "out"), 1, "No space left on device")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_long_error_of_the_users_code_is_cut(run: Snows, tmp_path: Path) -> None:
+    """Weights of another size: torch names every layer, on lines that begin with a tab."""
+    lines = [
+        "from torch import nn",
+        "def model():",
+        "    small, large = (nn.Sequential(*[nn.Linear(n, n)] * 9) for n in (2, 3))",
+    ]
+    (tmp_path / "net.py").write_text("\n".join([*lines, "    return small.load_state_dict(large.state_dict())"]))
+    outcome = run("prune", f"{tmp_path / 'net.py'}:model", *DATA)
+    assert_error(
+        outcome, 1, "net.py failed: RuntimeError: Error(s) in loading state_dict for Sequential: size mismatch"
+    )
+    assert outcome.err.endswith(" …\n")
+    assert len(outcome.err) < 350 + len(str(tmp_path))

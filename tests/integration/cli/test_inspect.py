@@ -25,6 +25,15 @@ def test_inspection(run: Snows) -> None:
     assert run(*start, "--quiet") == Outcome(0, "", "")
 
 
+def test_it_plans_for_the_samples_that_there_are(run: Snows, tmp_path: Path) -> None:
+    start = ("inspect", "net.py:model", "--data", "net.py:calibration", "--json")
+    assert run(*start).data["samples"] == 48
+    assert run(*start, "--samples", 96).data["samples"] == 96
+    assert run("inspect", "--json").data["samples"] == 1000
+    (tmp_path / "c.toml").write_text("[data]\nsize = 12\n")
+    assert run("inspect", "net.py:images", "--config", tmp_path / "c.toml", "--json").data["samples"] == 3000
+
+
 def test_inspection_where_nothing_can_be_pruned(run: Snows) -> None:
     start = ("inspect", "net.py:nothing_between", "--data", "net.py:calibration")
     data = run(*start, "--json").data

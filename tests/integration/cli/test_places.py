@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ class Terminal:
         os.close(self._screen)
 
 
-BAR = r"sweep 1/2  \S+.*━+ +\d+/40 0:0\d:\d\d .*ends about \d\d:\d\d, in .* \d\.\d GiB"
+BAR = r"sweep 1/2  \S+.*\s+[━╺╸]+ +\d+/40 0:0\d:\d\d .*ends about \d\d:\d\d, in .* \d\.\d GiB"  # on two lines
 
 
 def test_a_terminal_that_is_closed_shows_a_bar_and_the_run_goes_on(command: list[str], tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def tmux(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 def test_tmux(tmux: Callable[..., str], command: list[str]) -> None:
     """Nobody is attached to the session, as after a lost connection."""
-    tmux("new-session", "-d", "-x", "140", "-y", "20", f"{shlex.join(command)}; sleep 60")
+    tmux("new-session", "-d", "-x", "80", "-y", "20", f"{shlex.join(command)}; sleep 60")
     screens: list[str] = []
 
     def shows(pattern: str) -> bool:
@@ -140,6 +141,11 @@ result = snows.prune(model, torch.randn(64, 8), "2:4", layers="*")
 """
 
 
+def only(outputs: list[Any]) -> Any:
+    (output,) = outputs
+    return output
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="nbclient runs the notebook")
@@ -147,9 +153,12 @@ def test_a_notebook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel is the kernel of the notebook")
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(NOTEBOOK)])
+    cells = [NOTEBOOK, "result", "print(result.summary())", "result.report.plot()"]
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, cells)])
     nbclient.NotebookClient(notebook, timeout=120).execute()
-    outputs = notebook.cells[0].outputs
-    assert [output.output_type for output in outputs] == ["display_data"]  # one, updated in place
-    html = outputs[0].data["text/html"]
+    bar, result, summary, plot = [only(cell.outputs) for cell in notebook.cells]
+    assert "Sequential pruned to 2:4" in result.data["text/html"]
+    assert re.search(r"pruned to 2:4\n.*layer +shape +pattern.*8 × 8", summary.text, re.DOTALL)
+    assert "image/png" in plot.data
+    html = bar.data["text/html"]  # updated in place
     assert re.search(r'<progress value="\d+" max="\d+"></progress> sweep \d/\d', html), html

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -28,6 +29,14 @@ def test_every_layer_is_there_those_that_stay_dense_last() -> None:
     assert set(dense) == {"stem", "shortcut.0", "head"}
     assert found.model == "Residual"
     assert found.network_weights == sum(parameter.numel() for parameter in make("residual").parameters())
+
+
+def test_it_is_shown_in_a_line() -> None:
+    found = inspect(exclude="*shortcut*", horizon=3)
+    assert re.fullmatch(
+        r"<Inspection: Residual, 3 layers to prune, 3 left dense; about a second and 0\.\d GiB with 1000 samples>",
+        repr(found),
+    )
 
 
 def test_time_is_work_by_speed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,12 @@ def test_every_layer_with_every_pattern_that_it_takes() -> None:
             assert level.readjusted.error <= level.mask_only.error * 1.5
 
 
+def test_it_is_shown_in_a_line() -> None:
+    found = measure(layers="conv*")
+    patterns = ", ".join(found.patterns)
+    assert repr(found) == f"<Sensitivity: Residual, 2 layers, each to {patterns}>"
+
+
 def test_a_listener_hears_which_layer_is_measured() -> None:
     seen: list[Event] = []
     found = measure(progress=seen.append)

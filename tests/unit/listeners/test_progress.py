@@ -35,8 +35,8 @@ from tests.networks import example, make
 SOLVE = SolveReport(1, 2.0, 1.0, 0.5, "closed form", "converged", 1, 5, 0, "gauss-newton", 1e-6, 0.1)
 
 
-def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=160)
+def terminal(width: int = 160) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width)
 
 
 def text(console: Console) -> str:
@@ -46,13 +46,17 @@ def text(console: Console) -> str:
 
 
 def shown_after(*events: Event) -> str:
-    """The bar that is on the terminal after these events."""
-    console = terminal()
+    """The lines that are on the terminal after these events, one behind the other."""
+    return " ".join(lines_after(*events))
+
+
+def lines_after(*events: Event, width: int = 160) -> list[str]:
+    console = terminal(width)
     with ProgressBar("starting", console=console) as bar:
         for event in events:
             bar(event)
         bar._bar.refresh()
-        return text(console).split("\r")[-1]
+        return text(console).split("\r")[-1].splitlines()
 
 
 def test_it_counts_the_layers_of_all_sweeps() -> None:
@@ -88,7 +92,7 @@ def test_other_work_is_described_and_counted_by_hand() -> None:
         bar.describe("wanda")
         bar.advance()
         bar._bar.refresh()
-        assert re.match("wanda .* 2/3", text(console).split("\r")[-1])
+        assert re.match("wanda\n.* 2/3", text(console).split("\r")[-1])
 
 
 def test_nothing_is_shown_without_a_terminal_or_if_it_is_not_wanted() -> None:
@@ -183,6 +187,17 @@ def test_it_shows_conjugate_gradients_the_end_and_memory(monkeypatch: pytest.Mon
     assert re.match(
         r"sweep 1/1 {2}fc {2}Newton 1/2, CG 7 .* 0/2 0:00:00 ends about .*, in 20 minutes {2}1\.5 GiB", shown
     )
+
+
+def test_it_fits_a_terminal_of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snows.listeners.base.memory_in_use", lambda: 25 << 29)
+    group = tuple(f"vit.encoder.layer.11.attention.attention.{name}" for name in ("query", "key", "value"))
+    events = (TimeEstimated((80_000.0,) * 120), LayerStarted(group, 99, 120, 0, 1), CGStep(1, 2, 7, 15))
+    what, how_much = lines_after(*events, width=80)
+    assert what.startswith("sweep 1/1  vit.encoder.layer.11.attention.attention.query + ")
+    assert what.endswith("…")
+    assert len(what) <= 80
+    assert re.fullmatch(r"[━╺╸]+ +99/120 0:00:00 ends about \w+ \d+:\d+, in [\d.]+ hours {2}12\.5 GiB *", how_much)
 
 
 def test_an_epoch_counts() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snows.events import DenseLayer, Distilled, EpochEnded, Event, LayerFacts, OperationErrors
+from snows.events import DenseLayer, Distilled, EpochEnded, Event, LayerFacts, OperationErrors, Phase
 from snows.results.html import render
 from snows.results.report import Report, fold
 from tests.unit.results.test_report import FINISHED, RETRAINED, RUN, STARTED, solve, solved
@@ -80,6 +80,13 @@ def test_the_headline() -> None:
     ).text  # fmt: skip
 
 
+def test_on_a_cpu_the_peak_of_memory_is_that_of_the_process() -> None:
+    phases = (Phase("reading", 1.0, None), Phase("solving", 9.0, 3 << 30), Phase("comparing", 1.0, 2 << 30))
+    finished = replace(FINISHED, peak_memory_bytes=None, phases=phases)
+    assert "Time 12.5 s on cpu, 3 GiB at the peak" in page(STARTED, finished).text
+    assert "at the peak" not in page(STARTED, replace(finished, phases=())).text
+
+
 def test_without_an_evaluation_the_headline_has_what_the_run_measured_itself() -> None:
     errors = {"mask only": (0.5, 2.0), "before the last stage": (0.1, 0.3), "SNOWS": (0.1, 0.0125)}
     measured = OperationErrors(("a", "b"), 50, errors, {"mask only": 0.1, "before the last stage": 0.9, "SNOWS": 0.96})
@@ -114,6 +121,17 @@ def test_the_tables() -> None:
         assert wanted in rows, wanted
 
 
+def test_the_table_says_in_short_what_was_kept() -> None:
+    report = fold(RUN)
+    report.layers[0].solves = [replace(solve, kept="half of the way") for solve in report.layers[0].solves]
+    text = render(report.to_dict())
+    found = next(row for row in Page(text).rows if row[0] == "query")
+    assert found[-1] == "half of the way kept"
+    whole = "converged; worse on held-out samples, so half of the way was kept"
+    assert f'title="{whole}"' in text
+    assert f"C{whole[1:]}." in text  # where the layer is opened
+
+
 def test_everything_that_decides_the_result_is_told() -> None:
     text = page().text
     for words in (
@@ -129,7 +147,18 @@ def test_what_did_not_happen_is_not_on_the_page() -> None:
     found = page(STARTED)
     for words in ("solved by an earlier call", "Last stage", "re-ordered", "Warnings", "How good", "Sparsity", "Time"):
         assert words not in found.text, words
-    assert ["query", "8 × 4", "2:4", "", "3", "", "", "", "", "0", "0", "not solved yet"] in found.rows
+    assert ["query", "8 × 4", "2:4", "", "3", "", "", "", "0", "0", "not solved yet"] in found.rows
+
+
+def test_losses_at_the_end_are_shown_where_there_is_a_second_sweep() -> None:
+    once = fold(RUN)
+    for layer in once.layers:
+        layer.solves = layer.solves[:1]
+    for report, shown in ((fold(RUN), True), (once, False)):
+        found = Page(render(report.to_dict()))
+        titles = next(row for row in found.rows if "how it ended" in row)
+        assert ("at the end" in titles) == ("at the end, when all other layers" in found.text) == shown
+        assert all(len(row) == len(titles) for row in found.rows if row[0] in ("query", "out"))
 
 
 def test_the_last_stage_is_judged_on_fitted_samples_if_none_are_held_out() -> None:

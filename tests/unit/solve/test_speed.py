@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,25 @@ def test_slow_networks_are_timed_on_few_samples(monkeypatch: pytest.MonkeyPatch)
     asked: list[int] = []
     measured_speed(graph, [], lambda count: asked.append(count) or [example("residual", count)], 32, CPU)  # type: ignore[func-returns-value]
     assert set(asked) == {2}
+
+
+def test_a_moment_in_which_the_machine_is_busy_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every operation the quickest pass counts, also if another operation was slow in it."""
+    _, graph = captured("residual")
+    paces = iter([9.0, 30.0, 2.0, 3.0])  # of the passes; the first chooses kernels
+
+    def timed(
+        graph: Any, pruned: Any, inputs: Any, count: int, device: Any
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        pace = next(paces)
+        times = {node.name: (6 / pace if number == 0 else pace) for number, node in enumerate(graph.nodes)}
+        return times, {layer.parameter: pace for layer in graph.layers}
+
+    monkeypatch.setattr(speed, "_timed_pass", timed)
+    found = measured_speed(graph, graph.layers, lambda count: [example("residual", count)], 32, CPU)
+    first, *others = found.nodes.values()
+    assert first == 0.2
+    assert set(others) == set(found.moments.values()) == {2.0}
 
 
 def test_an_assumed_speed_is_work_by_rate() -> None:

@@ -40,6 +40,10 @@ FOUND = Benchmark(
 )  # fmt: skip
 
 
+def test_it_is_shown_in_a_line() -> None:
+    assert repr(FOUND) == "<Benchmark: Net in float32, 1 of 4 layers faster sparse>"
+
+
 def test_the_best_ways_are_compared() -> None:
     fast, graph, unclear, untimed = FOUND.layers
     assert graph.fastest(1) == (timing(2), timing(3))

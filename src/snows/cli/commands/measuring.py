@@ -124,9 +124,11 @@ def inspect(
     with request.step("reading and capturing the model"):
         network = request.model(pretrained=request.is_embedded)
         calibration = request.data().calibration if request.data_name else request.random_samples(network)
+        as_many_as_there_are = samples is None and request.data_name is not None
         found = look(
             network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
-            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort), samples=request.samples,
+            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort),
+            samples=None if as_many_as_there_are else request.samples,
             device=request.device, memory=memory, world_size=world_size,
         )  # fmt: skip
     if as_json:
