@@ -75,9 +75,10 @@ class Launches:
         launch = self._start(ranks, out, state)
         victim = self._victim(launch, ranks)
         self._wait_for(moment, launch, out, state)
+        solving = launch.poll() is None and 0 < self._kept(state) < self.layers
         with suppress(ProcessLookupError):
             os.kill(victim[1], signal.SIGKILL)
-        self._stopped(launch, victim[0], moment)
+        self._stopped(launch, victim[0], moment, solving)
         if (self.folder / out).exists():
             self._compare(out, "was saved by a launch that was killed")
         again = self.chance.choice((1, 2, 3))
@@ -115,7 +116,8 @@ class Launches:
         """The folder of results, under this name or another one until it is whole."""
         return [path for path in self.folder.iterdir() if path.is_dir() and out in path.name]
 
-    def _stopped(self, launch: subprocess.Popen[bytes], victim: int, moment: str) -> None:
+    def _stopped(self, launch: subprocess.Popen[bytes], victim: int, moment: str, solving: bool) -> None:
+        """Before they are connected, and after they have parted, ranks are named by torchrun alone."""
         began = time.monotonic()
         status = self._status(launch, TO_STOP)
         self.slowest = max(self.slowest, time.monotonic() - began)
@@ -126,6 +128,8 @@ class Launches:
             self._problem(f"did not end within {TO_STOP} s after rank {victim} was killed ({moment})")
         elif status == 0 and not self._made(f"out{self.count}"):
             self._problem(f"ended well after rank {victim} was killed ({moment}), and nothing was saved")
+        elif solving and said != "named":
+            self._problem(f"did not name rank {victim}, which was killed between two layers:\n{errors}")
         elif f'File "{SOURCE / "snows"}' in errors:  # torchrun shows one of its own
             self._problem(f"showed a traceback after rank {victim} was killed ({moment}):\n{errors}")
 

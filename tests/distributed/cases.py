@@ -111,6 +111,7 @@ SINGLE = {
 }
 IN_PIECES = Case("conv-bn", "2:4", samples=60, recipe=LAST_STAGE.replace(finish_batch=12), dataset=True)
 MEMORY_OF_LAST_STAGE = "out of memory on one rank in the last stage"
+MEMORY_OF_ROWS = "out of memory on one rank before rows are shared, and on another in its rows"
 SENSITIVITY = "what each layer tolerates"
 OUT_OF_MEMORY, COMPARED, READ = "out of memory on one rank", "compared", "read"  # what is done beside the cases
 

@@ -17,6 +17,7 @@ from tests.distributed.cases import (
     DATASET,
     IN_PIECES,
     MEMORY_OF_LAST_STAGE,
+    MEMORY_OF_ROWS,
     OUT_OF_MEMORY,
     READ,
     SENSITIVITY,
@@ -108,6 +109,16 @@ def test_a_comparison_has_the_same_rows(of_ranks: dict[tuple[int, int], dict[str
     for ranks in RANKS:
         for rank in range(ranks):
             assert of_ranks[ranks, rank][COMPARED] == alone
+
+
+def test_all_ranks_choose_a_mask_again_when_one_runs_out_of_memory(
+    of_ranks: dict[tuple[int, int], dict[str, Any]],
+) -> None:
+    alone = CASES["mask obc"].run()
+    for ranks in RANKS:
+        found = [of_ranks[ranks, rank][MEMORY_OF_ROWS] for rank in range(ranks)]
+        require_same(found, alone)
+        assert all(sum("out of memory at" in text for text in each["warnings"]) == 2 for each in found)
 
 
 def test_layers_that_are_measured_alone_are_shared(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:

@@ -56,11 +56,19 @@ class Group(Ranks):
 
     def together(self, work: Callable[[], T]) -> T:
         result, error = _attempt(work)
+        if isinstance(error, SharedOutOfMemoryError):  # out of a call inside of `work`: all know it
+            raise error
         failed = torch.tensor(float(error is not None))
         self._reduce(failed)
         if failed > 0:
             raise _out_of_memory(error)
         return result  # type: ignore[return-value]  # None only where `work` gives it
+
+    def rows(self, work: Callable[[slice], Sequence[Tensor]], count: int) -> list[Tensor]:
+        own = self.part(count)
+        made = self.together(lambda: [tensor.cpu() for tensor in work(own)] if own.start < own.stop else [])
+        parts = [part for part in self.gathered(made) if part]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def gathered(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
