@@ -101,10 +101,13 @@ def began_in_closed_form(solve: Data) -> bool:
 
 
 def title(report: Data) -> str:
-    model, pattern = report["model"] or "Model", report["pattern"]
+    pattern = report["pattern"]
+    done = [f"pruned to {pattern}"] if pattern else []
     if pattern == "given":
-        return f"{model} with given masks"
-    return f"{model} pruned to {pattern}" if pattern else model
+        done = ["with given masks"]
+    if report["retraining"]:
+        done.append("retrained")
+    return f"{report['model'] or 'Model'} {' and '.join(done)}".strip()
 
 
 def subtitle(report: Data) -> str:

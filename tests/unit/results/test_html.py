@@ -198,9 +198,10 @@ def test_a_retraining_cut_off_anywhere_has_a_page(run: list[Event]) -> None:
         found = page(*run, *RETRAINED[:length])
         assert ("Not finished" in found.text) == (length < len(RETRAINED))
         epochs = sum(isinstance(event, EpochEnded) for event in RETRAINED[:length])
-        assert ["0", "0", "", "0.5"] in found.rows or epochs == 0
+        assert ["0", "", "", "50.00 %"] in found.rows or epochs == 0
         words = f"what has happened so far, {max(0, epochs - 1)} of 2 epochs of retraining."
         assert words in found.text or length == len(RETRAINED)
+    assert found.text.startswith("Net pruned to 2:4 and retrained –" if run else "Net retrained –")
     assert "Kept are the weights of epoch 1: the best top-1 accuracy of 10 held-out samples" in found.text
 
 
