@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..words import to_pattern
 from .figures import amount, figure, measure_title, measured, memory, percent, time_taken
 
 Data = Mapping[str, Any]
@@ -102,9 +103,8 @@ def began_in_closed_form(solve: Data) -> bool:
 
 def title(report: Data) -> str:
     pattern = report["pattern"]
-    done = [f"pruned to {pattern}"] if pattern else []
-    if pattern == "given":
-        done = ["with given masks"]
+    words = to_pattern(pattern)
+    done = [words if pattern == "given" else f"pruned {words}"] if pattern else []
     if report["retraining"]:
         done.append("retrained")
     return f"{report['model'] or 'Model'} {' and '.join(done)}".strip()

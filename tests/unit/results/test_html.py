@@ -80,6 +80,13 @@ def test_the_headline() -> None:
     ).text  # fmt: skip
 
 
+def test_masks_from_elsewhere_are_no_pattern() -> None:
+    given = replace(STARTED, pattern="given", mask="given")
+    assert str(STARTED) == "Net to 2:4"
+    assert str(given) == "Net with given masks"
+    assert page(given).text.startswith("Net with given masks –")
+
+
 def test_on_a_cpu_the_peak_of_memory_is_that_of_the_process() -> None:
     phases = (Phase("reading", 1.0, None), Phase("solving", 9.0, 3 << 30), Phase("comparing", 1.0, 2 << 30))
     finished = replace(FINISHED, peak_memory_bytes=None, phases=phases)
