@@ -84,8 +84,9 @@ def prune(
         resume: A folder that keeps every finished layer. The same call goes on where it was stopped, and ends with the
             same weights. A folder of another model, other data or other options is refused.
         memory: How much of the device's memory to use at most: "24GiB" or a number of bytes. Samples are taken in
-            pieces that fit; activations that do not fit are kept in host memory, then on disk. Default: what is free on
-            a GPU; 16 GiB on a CPU, or the host's memory if that is less.
+            pieces that fit; activations that do not fit are kept in host memory, then on disk. Weights that do not fit
+            rest in host memory. Default: what is free on a GPU; on a CPU 16 GiB beside the weights, or the host's
+            memory if that is less.
 
     Returns:
         A `Result` with the new model, its masks and the report.

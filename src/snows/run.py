@@ -5,9 +5,11 @@ The loop (`solve.cascade`) and the solves know nothing of journals, retries, clo
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
@@ -18,13 +20,14 @@ from torch import Tensor, nn
 
 from .caller import own_surroundings, quiet_unless
 from .data.permuting import permuted
-from .data.preparation import Prepared, prepare, with_weights
+from .data.preparation import Prepared, limits_for, prepare, with_weights
 from .data.samples import Samples
 from .data.streams import cut
 from .devices.device import device_of
 from .devices.distributed.ranks import ALONE, Ranks
-from .devices.memory import Memory, least_of, memory_limits, one_out_of_memory
+from .devices.memory import Memory, least_of, one_out_of_memory
 from .devices.phases import Phases
+from .devices.weights import device_of_resting, kept_as, where_they_rest
 from .errors import SnowsWarning
 from .events import (
     ChannelsPermuted,
@@ -96,10 +99,12 @@ class Run:
         self.task, self.events, self.notify, self.ranks = task, events, notify, ranks
         self.model = task.model
         self.phases = Phases()
+        self.memory: Memory = least_of(
+            ranks.gathered(limits_for(task.model, task.device, task.memory, ranks.on_this_host))
+        )
         with self.phases("reading samples, capturing the network"):
             self._prepared = self._prepare()
         self.phases.watch(self.device)
-        self.memory: Memory = least_of(ranks.gathered(memory_limits(self.device, task.memory, ranks.on_this_host)))
         given, method = read_mask(task.mask, task.rules, self._prepared)
         self.settings = self._resolve(given is not None)
         self._plan = self._make_plan(given)
@@ -115,9 +120,9 @@ class Run:
             rows = partial(self.fitted.rows, 0)
             held_out = self.ranks.share(self.held_out.count)
             announce_time(self._estimate, rows, held_out, task.recipe.effort, self.notify)
-        self._choice = Choice({})
         self._changed = {planned.layer.parameter for planned in self._plan.pruned}
-        self._current, self._limits = dict(self.graph.parameters), Limits(self._prepared.dtypes)
+        self._current, self._limits = copy.copy(self.graph.parameters), Limits(self._prepared.dtypes)
+        self._keep_choice(Choice({}))
         self._before_last_stage: dict[str, Tensor] = {}
         self._steps_plan, self._new_masks = self._plan, True
         self._sweep = self._index = 0
@@ -140,7 +145,7 @@ class Run:
         self._new_masks = number == 0 or self._steps_plan.patterns != before.patterns
         if self._new_masks:
             with self.phases(_CHOOSING):
-                self._choice = self._choose_together()
+                self._keep_choice(self._choose_together())
         self._activations.restart(self._current)
         for group in self._steps_plan.groups:
             self.notify(LayerStarted(*self._where(group)))
@@ -156,14 +161,14 @@ class Run:
             with self.phases(_CHOOSING):
                 chosen = self.source.at_layers(group, problem or self.problem(group), self._current)
             self.ranks.take_first([*chosen.masks.values(), *chosen.weights.values()])
-            self._choice.masks.update(chosen.masks)
-            self._choice.weights.update(chosen.weights)
-        return self._choice.masks
+            self._masks.update(chosen.masks)
+            self._chosen_weights.update(chosen.weights)
+        return self._masks
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
         """Where masks are new, a solve starts from the weights that the mask method gave, if it gave some."""
-        return {**self._current, **self._choice.weights} if self._new_masks else self._current
+        return ChainMap(self._chosen_weights, self._current) if self._new_masks else self._current
 
     @property
     def turn(self) -> Turn:
@@ -191,7 +196,7 @@ class Run:
 
     def accept(self, group: Group, solved: SolvedLayer) -> None:
         self._current.update(solved.weights)
-        self._choice.masks.update(solved.masks)
+        self._masks.update(solved.masks)
         self.notify(LayerSolved(*self._where(group), solve=solved.solve, recalled=self._recalled))
 
     def _where(self, group: Group) -> tuple[tuple[str, ...], int, int, int, int]:
@@ -202,7 +207,8 @@ class Run:
 
     @property
     def masks(self) -> dict[str, Tensor]:
-        return {planned.layer.parameter: self._choice.masks[planned.layer.parameter] for planned in self._plan.pruned}
+        masks = where_they_rest(self._masks)
+        return {planned.layer.parameter: masks[planned.layer.parameter] for planned in self._plan.pruned}
 
     def distill(self) -> None:
         """The last stage, where the settings have one."""
@@ -230,7 +236,7 @@ class Run:
 
     def compare(self) -> None:
         """What the report shows of the pruned network beside the dense one."""
-        changed = {name: self._current[name] for name in self._changed}
+        changed = self._changed_weights()
         stages = {"before the last stage": self._before_last_stage, "SNOWS": changed if self.task.readjusts else {}}
         samples, count = self.held_out if self.held_out.count else self.fitted, self._prepared.samples.count
         with self.phases("comparing with the dense network"):
@@ -241,7 +247,7 @@ class Run:
         """The pruned model: a new module of the same class, in the caller's dtype."""
         warn_of_empty_rows(self.masks)
         kept = {name: int(mask.sum()) for name, mask in self.masks.items()}
-        pruned = with_weights(self.model, {name: self._current[name] for name in self._changed})
+        pruned = with_weights(self.model, self._changed_weights())
         seconds, peak = time.perf_counter() - self._began, self.phases.device_peak
         self.notify(RunFinished(kept, seconds, self.journal.recalled, peak, self.phases.found))
         return pruned
@@ -255,8 +261,9 @@ class Run:
 
     def _prepare(self) -> Prepared:
         task = self.task
-        in_shares = self.ranks.size > 1 and not task.recipe.mirror
-        return prepare(self.model, task.calibration, task.device, task.seed, task.given_labels, in_shares)
+        in_shares = self.ranks.size > 1 and not task.recipe.may_mirror
+        options = (task.device, task.seed, task.given_labels, in_shares, self.memory.room)
+        return prepare(self.model, task.calibration, *options)
 
     def _resolve(self, given: bool) -> Settings:
         settings = resolve(self.task.recipe, self.graph, self.device.type, self.task.rules)
@@ -292,7 +299,7 @@ class Run:
                 stacklevel=2,
             )
         fitted, judged = samples.split(samples.count - held_out)
-        return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
+        return with_mirrored(fitted).shuffled(self.task.seed) if self.settings.mirror else fitted, judged
 
     def _open_journal(self) -> Journal:
         def facts() -> dict[str, Any]:
@@ -300,7 +307,7 @@ class Run:
             samples = self._prepared.samples.count
             return self.task.facts(self.graph, calibration, samples, self.phases.device_name)
 
-        return open_journal(self.task.resume, facts, self.device, self.ranks)
+        return open_journal(self.task.resume, facts, device_of_resting(self.graph.parameters), self.ranks)
 
     @cached_property
     def _batch_size(self) -> int:
@@ -329,6 +336,14 @@ class Run:
     def _compare_at_sizes(self, largest: int) -> None:
         """Before so many samples go through the network at once."""
         self._prepared.compare_at_sizes(largest, self.fitted)
+
+    def _keep_choice(self, choice: Choice) -> None:
+        self._masks = kept_as(self._current, choice.masks)
+        self._chosen_weights = kept_as(self._current, choice.weights)
+
+    def _changed_weights(self) -> dict[str, Tensor]:
+        weights = where_they_rest(self._current)
+        return {name: weights[name] for name in self._changed}
 
     def _choose_together(self) -> Choice:
         choice = self.journal.recall_choice(self._sweep)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .devices.weights import where_they_rest
 from .graph import Graph
 from .patterns import PatternRules
 from .recipe import Recipe
@@ -43,7 +44,7 @@ class Task:
     def facts(self, graph: Graph, calibration: str, samples: int, device: str) -> dict[str, Any]:
         """Everything that decides the result, which is not the number of ranks. `calibration` is a digest."""
         return {
-            "weights": digest(graph.parameters),
+            "weights": digest(where_they_rest(graph.parameters)),
             "calibration": calibration,
             "samples": samples,
             "pattern": None if self.rules is None else str(self.rules),

@@ -116,6 +116,27 @@ def test_the_plain_llama_is_that_of_transformers(benchmark: Any) -> None:
         torch.testing.assert_close(llama.build(shape, blocks)(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_larger_network_than_the_memory(benchmark: Any, tmp_path: Path) -> None:
+    """The whole benchmark of weights that do not fit, with a network of 26,000 weights."""
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "larger.py"),
+        "memory",
+        "--tiny",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    small, all_ = json.loads((tmp_path / "larger.json").read_text())["rows"]
+    assert (small["memory"], all_["memory"]) == ("80kB", "all")
+    assert small["weight_bytes"] == all_["weight_bytes"] > 80_000
+    assert small["sparsity"] == all_["sparsity"] == 0.5
+    assert small["loss_ratio"] == pytest.approx(all_["loss_ratio"], rel=1e-3)
+    assert all_["loss_ratio"] < 1
+
+
 INDEX = """<html><body><ul class="docnav"><li>Next</li></ul>
 <a href="one.html">1</a> <a href="sect.a.html">1.1</a> <a href="sect.a.html#x">1.1</a> <a href="two.html">2</a>
 <a href="https://else.where/three.html">3</a></body></html>"""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from snows.caller import ONE_AT_A_TIME
 from snows.devices.memory import Memory
+from snows.devices.weights import bytes_of_run
 from snows.errors import ArgumentError, InputError, SnowsWarning
 from snows.events import (
     CGStep,
@@ -446,8 +447,9 @@ def test_random_numbers_of_the_caller_do_not_matter() -> None:
 
 
 def test_the_memory_that_was_asked_for_is_used() -> None:
-    with open_run(task(memory=10_000)) as run:
-        assert run.memory == Memory(10_000, host=0)
+    weights = bytes_of_run(make("conv-bn"))
+    with open_run(task(memory=100_000)) as run:
+        assert run.memory == Memory(100_000 - weights, host=0)
 
 
 def test_the_probe_holds_a_few_samples_in_the_models_dtype() -> None:

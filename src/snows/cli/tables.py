@@ -184,6 +184,11 @@ def print_inspection(found: Inspection) -> None:
         f"{found.memory_bytes / 2**30:.1f} GiB at the peak, {found.seconds:.0f} s here"
         + (f", {found.finish_seconds:.0f} s of these for the last stage" if found.finish_seconds else ""),
     )
+    if found.weights_at_rest:
+        console.print(
+            f"the weights do not fit: {found.weights_at_rest / 2**30:.1f} GiB rest in host memory (of a run on the "
+            f"CPU: on disk), and {found.room_bytes / 2**30:.1f} GiB of the memory are for copies of those at hand"
+        )
     console.print(flops_line(found.flops))
 
 

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune as torch_prune
 
 from ..caller import ONE_AT_A_TIME, cpu_by_default
-from ..devices.device import as_device, device_of, move, require_usable_device
+from ..devices.device import as_device, device_of, existing, move, require_usable_device
+from ..devices.memory import Memory, memory_limits
+from ..devices.weights import Room, bytes_of_run
 from ..errors import InputError, SnowsWarning
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
@@ -37,6 +39,7 @@ from .usable import require_usable
 from .weights import mask_names, stowed_name
 
 _EXAMPLE_SAMPLES = 8
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,8 @@ class OwnMask:
 class Prepared:
     """What a run works with.
 
-    model      a copy of the model in eval mode, with its masks applied
-    graph      the captured network, with its parameters on the device: those of `model` until a run replaces them
+    model      a copy of the model in eval mode, with its masks applied; on the device, unless its weights do not fit
+    graph      the captured network, with the parameters of `model` until a run replaces them
     samples    the calibration samples, shuffled
     device     where to work
     own_masks  masks that the model came with, by parameter name
@@ -68,7 +71,9 @@ class Prepared:
 
     def compare_at_sizes(self, largest: int, samples: Samples | None = None) -> None:
         """Compare the graph with the model up to this batch size, where forward depends on it."""
-        compare_at_sizes(self.model, self.graph, largest, (samples or self.samples).call_arguments)
+        first = next(p for p in self.model.parameters() if p.is_floating_point())
+        samples = (samples or self.samples).to(first.device, first.dtype)
+        compare_at_sizes(self.model, self.graph, largest, samples.call_arguments)
 
     def take_dense(self, names: Iterable[str]) -> None:
         """Give these layers their dense weights back, if the model came with them."""
@@ -108,6 +113,12 @@ def capturing_once(model: nn.Module) -> Iterator[None]:
             _MEMORY.reset(token)
 
 
+def limits_for(model: nn.Module, device: torch.device | str | None, memory: int | None, processes: int = 1) -> Memory:
+    """What a run with this model may use of a device, if the caller gave it so much `memory`."""
+    require_usable(model)
+    return memory_limits(device_of(model, device), memory, processes, bytes_of_run(model))
+
+
 def prepare(
     model: nn.Module,
     calibration: Any,
@@ -115,29 +126,38 @@ def prepare(
     seed: int,
     with_labels: bool = False,
     in_shares: bool = False,
+    room: int | None = None,
 ) -> Prepared:
     """Copy the model, read and shuffle the samples, capture the network.
 
     `in_shares`: a sample of a Dataset is only read when it is needed, as each of several ranks needs its share.
+    `room`: bytes on the device for copies of weights, which rest outside of it. None: all weights are on the device.
     """
     require_usable(model)
     require_usable_device(device_of(model, device))
     with cpu_by_default():
-        return _prepare_once(model, calibration, device, seed, with_labels, in_shares)
+        return _prepare_once(model, calibration, device, seed, with_labels, in_shares, room)
 
 
 def _prepare_once(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
+    model: nn.Module,
+    calibration: Any,
+    device: torch.device | str | None,
+    seed: int,
+    with_labels: bool,
+    in_shares: bool,
+    room: int | None,
 ) -> Prepared:
     """From the memory, inside `capturing_once`."""
     memory = _MEMORY.get()
+    options = (calibration, device, seed, with_labels, in_shares, room)
     if memory is None or memory.model is not model:
-        return _prepare(model, calibration, device, seed, with_labels, in_shares)
-    key = (id(calibration), str(device), seed, with_labels, in_shares)
+        return _prepare(model, *options)
+    key = (id(calibration), str(device), seed, with_labels, in_shares, room is None)
     if key not in memory.remembered:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SnowsWarning)
-            prepared = _prepare(model, calibration, device, seed, with_labels, in_shares)
+            prepared = _prepare(model, *options)
         memory.remembered[key] = _Remembered(prepared, caught, calibration)
     known = memory.remembered[key]
     for warning in known.caught:  # every run is warned, not only the first
@@ -146,9 +166,17 @@ def _prepare_once(
 
 
 def _prepare(
-    model: nn.Module, calibration: Any, device: torch.device | str | None, seed: int, with_labels: bool, in_shares: bool
+    model: nn.Module,
+    calibration: Any,
+    device: torch.device | str | None,
+    seed: int,
+    with_labels: bool,
+    in_shares: bool,
+    room: int | None,
 ) -> Prepared:
-    work, own_masks, dtypes = _working_copy(model, as_device(device))
+    copies = None if room is None else Room(existing(device_of(model, device)), room)
+    place = as_device(device) if copies is None else _HOST  # weights that rest there are captured there, too
+    work, own_masks, dtypes = _working_copy(model, place, shares=copies is not None)
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
@@ -157,7 +185,10 @@ def _prepare(
     samples = read.shuffled(seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
-    return Prepared(work, graph, samples, first.device, own_masks, dtypes)
+    if copies is None:
+        return Prepared(work, graph, samples, first.device, own_masks, dtypes)
+    graph.leave_parameters(copies)
+    return Prepared(work, graph, samples.to(copies.device, first.dtype), copies.device, own_masks, dtypes)
 
 
 def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -179,9 +210,12 @@ def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _working_copy(
-    model: nn.Module, device: torch.device | None
+    model: nn.Module, device: torch.device | None, shares: bool
 ) -> tuple[nn.Module, dict[str, OwnMask], dict[str, torch.dtype]]:
-    """A copy in eval mode, in float32 or float64, without gradients; the masks it came with; the dtypes it had."""
+    """A copy in eval mode, in float32 or float64, without gradients; the masks it came with; the dtypes it had.
+
+    If it `shares` weights with the model, it has no copies of those that stay as they are.
+    """
     bad = spoilt(model)
     if bad:
         raise InputError(f"the model's weights contain NaN or infinity (in {', '.join(bad[:3])}); load them anew")
@@ -191,7 +225,7 @@ def _working_copy(
             SnowsWarning,
             stacklevel=4,
         )
-    work = _copy(model)
+    work = _copy(model, shares)
     _without_cache(work)
     masks = _own_masks(work)
     dtypes = {name: parameter.dtype for name, parameter in work.named_parameters(remove_duplicate=False)}
@@ -212,10 +246,12 @@ def _without_cache(model: nn.Module) -> None:
             config.use_cache = False
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, shares: bool = False) -> nn.Module:
     # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
     computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
+    if shares:
+        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory
 from ..devices.offload import on_disk
+from ..devices.weights import device_of_weights
 from ..graph import Graph
 from ..graph.segment import Values
 from .samples import Samples
@@ -104,7 +105,7 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self.parameters.values())).device
+        return device_of_weights(self.parameters)
 
     def own_of(self, count: int) -> list[int]:
         """Of the first `count` micro-batches, those of this rank."""
@@ -135,8 +136,10 @@ class Stream:
 
     def advance(self, position: int) -> None:
         """Move all micro-batches to `position`, and free the values that no later operation reads."""
-        if position == self.position:
-            return
+        for stop in self.graph.stops(self.position, position, self.parameters):
+            self._move(stop)
+
+    def _move(self, position: int) -> None:
         program = self.graph.program(self.position, position)
         alive = self.graph.live(position)
         on_device, on_host = self._capacity(position)

@@ -16,6 +16,9 @@ _UNUSABLE = {
 }
 
 
+_MISSING = (RuntimeError, AssertionError, NotImplementedError)  # torch has several for a device that is not there
+
+
 def as_device(device: torch.device | str | None) -> torch.device | None:
     """The device that was named. Whether the machine has it is seen when a model is moved there."""
     try:
@@ -49,8 +52,16 @@ def move(model: nn.Module, device: torch.device | None, dtype: torch.dtype | Non
     """Put the module itself on a device; None leaves it where it is."""
     try:
         return model.to(device=device, dtype=dtype)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has several for a missing device
+    except _MISSING as error:
         raise InputError(f"the model cannot be moved to the device {str(device)!r}: {first_line(error)}") from error
+
+
+def existing(device: torch.device) -> torch.device:
+    """The device as its tensors name it, with a number. Raises InputError if the machine does not have it."""
+    try:
+        return torch.empty(0, device=device).device
+    except _MISSING as error:
+        raise InputError(f"there is no device {str(device)!r}: {first_line(error)}") from error
 
 
 def placed(

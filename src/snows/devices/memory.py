@@ -16,6 +16,7 @@ from ..errors import ArgumentError, first_line, is_out_of_memory, shown
 
 _CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
+_WEIGHTS = 0.5  # the most of the total that weights take; if they need more, they rest outside of the device
 _HOST_SHARE = 0.5  # of the host's memory, for offloaded activations
 FACTORING = 5  # inverting a chunk of row blocks takes this many copies of it
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -23,13 +24,16 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 @dataclass(frozen=True)
 class Memory:
-    """A budget in bytes: `total` on the device, and `host` in host memory for activations that do not fit.
+    """A budget in bytes: `total` on the device beside the weights, and `host` in host memory for activations that do
+    not fit.
 
-    Activations that do not fit the host either go to disk.
+    Activations that do not fit the host either go to disk. `room` is for copies of weights that rest outside of the
+    device; None: all weights are on the device.
     """
 
     total: int
     host: int = 1 << 62
+    room: int | None = None
 
     @property
     def held(self) -> int:
@@ -95,7 +99,8 @@ class Memory:
 
 def least_of(limits: Sequence[Memory]) -> Memory:
     """What every one of several ranks has: they must decide alike."""
-    return Memory(min(limit.total for limit in limits), min(limit.host for limit in limits))
+    rooms = [limit.room for limit in limits if limit.room is not None]
+    return Memory(min(limit.total for limit in limits), min(limit.host for limit in limits), min(rooms, default=None))
 
 
 @contextmanager
@@ -111,19 +116,31 @@ def one_out_of_memory() -> Iterator[None]:
         ) from error
 
 
-def memory_limits(device: torch.device, given: int | None = None, processes: int = 1) -> Memory:
+def memory_limits(device: torch.device, given: int | None = None, processes: int = 1, weights: int = 0) -> Memory:
     """The budget that the caller gave. By default what is free on a GPU, and min(16 GiB, host memory) on a CPU.
 
-    So many `processes` share the host's memory.
+    So many `processes` share the host's memory. `weights` are the bytes that a run will hold of its network. They are
+    part of a budget; but that of a CPU, if it is not given, is for all else.
     """
     installed = _host_bytes() // processes
     host = 0 if device.type == "cpu" else int(_HOST_SHARE * installed)  # a CPU's budget is host memory already
-    if given is not None:
-        return Memory(given, host)
-    if device.type == "cuda":
+    budget = given or _free_bytes(device)
+    if budget is None:
+        budget = min(_CPU_BYTES, installed)
+        return Memory(budget, host, int(_WEIGHTS * budget) if weights > _WEIGHTS * installed else None)
+    most = int(_WEIGHTS * budget)
+    return Memory(budget - weights, host) if weights <= most else Memory(budget - most, host, most)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """What is free on a GPU; None for other devices, and if there is no such GPU, which is noticed later."""
+    if device.type != "cuda":
+        return None
+    try:
         free, _ = torch.cuda.mem_get_info(device)
-        return Memory(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), host)
-    return Memory(min(_CPU_BYTES, installed), host)
+    except (RuntimeError, AssertionError):
+        return None
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _host_bytes() -> int:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..api import prune
 from ..caller import Stoppable, own_surroundings
-from ..data.preparation import capturing_once, prepare
+from ..data.preparation import capturing_once, limits_for, prepare
 from ..data.samples import check_flag, check_labels, check_seed, read_samples
 from ..data.usable import require_module
 from ..devices.device import as_device, device_of
@@ -167,7 +167,8 @@ class _Task:
         options = self.options
         with _without_warnings():
             with_labels = options["labels"] == "given"
-            graph = prepare(self.model, self.data, options["device"], options["seed"], with_labels).graph
+            room = limits_for(self.model, options["device"], options["memory"]).room
+            graph = prepare(self.model, self.data, options["device"], options["seed"], with_labels, room=room).graph
             for pattern in patterns:
                 rules = None if pattern is None else PatternRules.parse(pattern)
                 make_plan(graph, rules, 0, options["layers"], options["exclude"])

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from ..caller import own_surroundings
-from ..data.preparation import prepare
+from ..data.preparation import limits_for, prepare
 from ..data.samples import check_count
 from ..data.usable import require_module
 from ..devices.device import device_of
 from ..devices.distributed.ranks import Ranks
-from ..devices.memory import as_bytes, memory_limits
+from ..devices.memory import as_bytes
+from ..devices.weights import where_they_rest
 from ..errors import one_line
 from ..graph import Layer
 from ..graph.flops import FlopCount, network_flops
@@ -59,6 +60,9 @@ class Inspection:
         network_weights: All weights of the model, biases and norms included.
         flops: Operations for one sample, `dense` and `sparse`, if every layer has the sparsity of its pattern.
         finish_seconds: Estimate for the last stage; 0 if there is none.
+        weights_at_rest: Bytes of the weights, if they do not fit the memory of the run: they rest outside of the
+            device. 0: all are on the device.
+        room_bytes: The part of the memory that is then for copies of weights.
 
     Example:
         >>> import snows, torch
@@ -77,6 +81,8 @@ class Inspection:
     network_weights: int
     flops: FlopCount
     finish_seconds: float = 0.0
+    weights_at_rest: int = 0
+    room_bytes: int = 0
 
     def __repr__(self) -> str:
         pruned = sum(layer.pattern is not None for layer in self.layers)
@@ -93,7 +99,7 @@ class Inspection:
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated peak: the layer that needs most."""
+        """Estimated peak beside the weights: the layer that needs most."""
         return max((layer.memory_bytes for layer in self.layers), default=0)
 
 
@@ -146,12 +152,13 @@ def inspect(
     rules = PatternRules.parse(pattern)
     require_module(model, "model")
     with own_surroundings(device_of(model, device)):
-        prepared = prepare(model, calibration, device, seed=0)
+        limits = limits_for(model, device, budget)
+        prepared = prepare(model, calibration, device, seed=0, room=limits.room)
         graph, count = prepared.graph, samples or prepared.samples.count
-        fitted = count * (2 if chosen.mirror else 1)
         settings = resolve(chosen, graph, prepared.device.type, rules)
+        fitted = count * (2 if settings.mirror else 1)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
-        limits, ranks = memory_limits(prepared.device, budget), Ranks(size=world_size)
+        ranks = Ranks(size=world_size)
         micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
         estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
         pruned = [planned.layer for planned in plan.pruned]
@@ -170,6 +177,8 @@ def inspect(
         network_weights=weights,
         flops=network_flops(graph).sparse(kept),
         finish_seconds=duration.last_stage,
+        weights_at_rest=sum(w.nbytes for w in where_they_rest(graph.parameters).values()) if limits.room else 0,
+        room_bytes=limits.room or 0,
     )
 
 

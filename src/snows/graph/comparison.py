@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from ..devices.weights import device_of_weights
 from ..errors import CaptureError, InputError, first_line
 from .graph import Graph
 
@@ -54,13 +55,17 @@ def compare_with_model(model: nn.Module, graph: Graph, args: tuple[Any, ...], kw
     expected = _run_twice(model, args, kwargs, samples)
     try:
         with torch.no_grad():
-            results = tensors(graph.run(leaves))
+            device = device_of_weights(graph.parameters)  # which need not be the model's
+            moved = pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), leaves)
+            results = tensors(graph.run(moved))
     except RuntimeError as error:
         raise CaptureError(
             f"{name} only runs at the batch size it was captured with ({first_line(error)}); {_BATCH_SIZE_ADVICE}"
         ) from error
     same = len(expected) == len(results) and all(
-        a.shape == b.shape and close(a, b) for a, b in zip(expected, results, strict=True) if a.is_floating_point()
+        a.shape == b.shape and close(a, b.to(a.device))
+        for a, b in zip(expected, results, strict=True)
+        if a.is_floating_point()
     )
     if not same:
         raise CaptureError(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_aggregate
 
+from ..devices.weights import Resting, Room, fitting_together
 from .cost import Cost, bytes_of, cost_of
 from .layers import Layer
 from .operators import Family, is_attention, is_counted, is_piecewise_linear, operator_of, sizes_of
@@ -36,7 +38,7 @@ class Graph:
         nodes: list[Node],
         outputs: list[Node],
         parameter_names: dict[Node, str],
-        parameters: dict[str, Tensor],
+        parameters: MutableMapping[str, Tensor],
         layers: list[Layer],
         trained: Collection[str],
         assumptions: Sequence[str] = (),
@@ -64,8 +66,22 @@ class Graph:
     def with_own_parameters(self) -> Graph:
         """The same graph with a parameter table of its own: a parameter replaced in one stays in the other."""
         other = copy.copy(self)
-        other.parameters = dict(self.parameters)
+        other.parameters = copy.copy(self.parameters)
         return other
+
+    def leave_parameters(self, room: Room) -> None:
+        """Run on the device of the room from now on. Parameters stay where they are, and are copied when they are read.
+
+        To be called before anything was cut from the graph.
+        """
+
+        def moved(argument: Any) -> Any:
+            return room.device if isinstance(argument, torch.device) else argument
+
+        for node in self.nodes:
+            node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
+        self.parameters = Resting(room, self.parameters)
+        self._programs.clear()
 
     # Running
 
@@ -95,9 +111,22 @@ class Graph:
 
     def run(self, leaves: Sequence[Any], parameters: Mapping[str, Tensor] | None = None) -> list[Any]:
         """The whole network: its outputs, flattened."""
-        values = self._named(leaves)
-        values |= self.program(0, self.end)(values, self.parameters if parameters is None else parameters)
+        values, position = self._named(leaves), 0
+        weights = self.parameters if parameters is None else parameters
+        for stop in self.stops(0, self.end, weights):
+            values |= self.program(position, stop)(values, weights)
+            values = {name: values[name] for name in self.live(stop)}
+            position = stop
         return [values[node.name] for node in self.outputs]
+
+    def stops(self, start: int, stop: int, parameters: Mapping[str, Tensor]) -> Iterator[int]:
+        """Positions to stop at on the way from `start` to `stop`, so that the parameters read in between fit the device
+        together. The last one is `stop`."""
+        names = self._parameter_names
+        reads = ([names[a] for a in node.all_input_nodes if a in names] for node in self.nodes[start:stop])
+        yield from (start + steps for steps in fitting_together(parameters, reads))
+        if stop > start:
+            yield stop
 
     def run_operations(self, leaves: Sequence[Any], others: Iterable[Node] = ()) -> Values:
         """The output of every operation, and of some other nodes, by name."""

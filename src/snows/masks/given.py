@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..data.preparation import Prepared
 from ..data.tensors import is_mask, peculiarity
 from ..data.weights import mask_names, read_state, unwrapped
+from ..devices.weights import where_they_rest
 from ..errors import ArgumentError, InputError, SnowsWarning
 from ..graph import Graph, Layer
 from ..graph.layers import layer_name
@@ -77,14 +78,15 @@ def masks_from_tensors(given: Mapping[Any, Any], graph: Graph, origin: str = "th
         masks = _named_masks(tensors, graph)
     else:
         masks = _masks_of_state(tensors, graph, origin)
-    return {name: kept.to(graph.parameters[name].device) for name, kept in masks.items() if name in graph.parameters}
+    weights = where_they_rest(graph.parameters)
+    return {name: kept.to(weights[name].device) for name, kept in masks.items() if name in weights}
 
 
 def masks_from_weights(prepared: Prepared) -> dict[str, Tensor]:
     """The layers' own masks, and the zeros of the weights of layers that have none."""
-    masks = {}
+    masks, weights = {}, where_they_rest(prepared.graph.parameters)
     for layer in prepared.graph.layers:
-        weight, own = prepared.graph.parameters.get(layer.parameter), prepared.own_masks.get(layer.parameter)
+        weight, own = weights.get(layer.parameter), prepared.own_masks.get(layer.parameter)
         if weight is not None:  # a mask is exact, whereas a kept weight may be zero by chance
             masks[layer.parameter] = weight != 0 if own is None else own.kept.to(weight.device)
     masks = _without_dense(masks)
@@ -98,8 +100,10 @@ def settle_reference(prepared: Prepared, masks: Mapping[str, Tensor]) -> None:
     layers = prepared.graph.layers
     names = [layer.parameter for layer in layers if layer.parameter in masks and layer.refusal is None]
     prepared.take_dense(names)
-    removed = [prepared.graph.parameters[name][~masks[name]] for name in names]
-    if any(len(weights) for weights in removed) and not any(bool(weights.any()) for weights in removed):
+    weights = where_they_rest(prepared.graph.parameters)
+    if not all(bool(masks[name].all()) for name in names) and not any(
+        bool(weights[name][~masks[name]].any()) for name in names
+    ):
         warnings.warn(
             "every weight that the mask removes is already zero in the model: the sparse network is its own reference, "
             "and there is nothing to re-adjust; if you have the dense weights, give them as the model and the pruned "

@@ -6,6 +6,7 @@ from them for gradients (whose second moment is then the Fisher matrix itself), 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -19,6 +20,7 @@ from ..data.moments import gram_of_inputs
 from ..data.samples import Samples
 from ..data.streams import Stream, cut
 from ..devices.distributed.ranks import ALONE, Ranks
+from ..devices.weights import rest, where_they_rest
 from ..errors import InputError
 from ..graph import Graph, Layer
 from ..graph.segment import Program, SampleLayout, Values
@@ -51,10 +53,11 @@ class CalibratedNetwork:
         ranks: Ranks = ALONE,
     ) -> None:
         self.graph, self.samples, self.seed, self.ranks = graph, samples, seed, ranks
-        self.parameters = dict(graph.parameters if parameters is None else parameters)
+        self.parameters = copy.copy(graph.parameters if parameters is None else parameters)
         self.patterns = dict(patterns)
         self.layers = sorted((y for y in graph.layers if y.parameter in self.patterns), key=lambda y: y.position)
-        self.weights = {layer.parameter: self.parameters[layer.parameter] for layer in self.layers}
+        weights = where_they_rest(self.parameters)
+        self.weights = {layer.parameter: weights[layer.parameter] for layer in self.layers}
         self.uses = {layer.parameter: layer.positions for layer in self.layers}
         self._labels_as_given = labels
         self._keep_bytes, self._compare = keep_bytes, compare
@@ -63,6 +66,7 @@ class CalibratedNetwork:
 
     def gradients(self, count: int, batch: int = 1) -> Iterator[tuple[str, Tensor]]:
         """For each layer, `count` gradients as rows, each the mean over `batch` samples; fewer if samples run out."""
+        self._require_all_weights("gradients")
         batch = min(batch, self.samples.count)
         count = min(count, self.samples.count // batch)
         size = count * sum(weight.numel() * weight.element_size() for weight in self.weights.values())
@@ -76,6 +80,7 @@ class CalibratedNetwork:
 
     def loss(self, weights: Mapping[str, Tensor]) -> float:
         """The mean loss of the network with these weights instead of its own."""
+        self._require_all_weights("losses")
         count = min(self.samples.count, _LOSS_SAMPLES)
         targets = self._loss_targets()[:count]
         parameters = {**self.parameters, **weights}
@@ -104,10 +109,19 @@ class CalibratedNetwork:
 
     def trials(self) -> Iterator[Trial]:
         """Every layer of the dense network, to be changed alone."""
+        self._require_all_weights("measurements")
         judged, _ = self.samples.split(judged_samples(self.graph, self.samples.count))
         trials = Trials(self.graph, self.layers, self.samples, judged)  # the same on every rank
         self._compare(trials.at_once)
         yield from trials
+
+    def _require_all_weights(self, needed: str) -> None:
+        if rest(self.parameters):
+            raise InputError(
+                f"{needed} of the whole network need all weights on the device at once, and they do not fit the "
+                "memory of this run; give more of it, or masks and budgets by layer, such as mask='wanda' and "
+                "'0.5 uniform'"
+            )
 
     def _groups_that_fit(self, count: int) -> Iterator[list[Layer]]:
         """Layers whose gradients fit in memory together; a layer that is too large comes alone."""
@@ -164,7 +178,7 @@ class CalibratedNetwork:
             # zeros for layers that the class scores do not depend on, such as those of another output
             return values, torch.autograd.grad(loss, [values[node.name] for node in nodes], materialize_grads=True)
 
-    def _varying(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Tensor]]:
+    def _varying(self, leaves: list[Any]) -> tuple[list[Any], Mapping[str, Tensor]]:
         """Inputs and parameters, some of which require gradients, so that every layer's output has one.
 
         Inputs do if they are floating-point, else the embedding tables that they index. Weights of layers do not: the

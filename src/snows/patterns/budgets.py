@@ -184,7 +184,7 @@ def _owl(budget: Budget, weights: Weights, network: Measured) -> list[int]:
     for name, gram in network.grams():
         if name not in weights:
             continue
-        rows, gram = as_rows(weights[name], gram)
+        rows, gram = as_rows(weights[name].to(gram.device), gram)
         scores = rows.abs() * gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()[:, None]
         outliers[name] = float((scores > _OWL_OUTLIER * scores.mean()).double().mean())
     shares = [outliers[name] for name in weights]

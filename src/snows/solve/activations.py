@@ -44,7 +44,8 @@ class Activations:
     def problem(self, group: tuple[PlannedLayer, ...]) -> LayerProblem:
         """Move the streams to these layers.
 
-        If the outputs of the dense network are kept, its stream follows only where a problem reads it.
+        The stream of the dense network follows only where a problem reads it, if its outputs are kept, or if targets
+        are those of dense weights on pruned inputs.
         """
         segment = self._graph.segment([planned.layer for planned in group], group[0].horizon)
         self._batches.ranks.together(lambda: self._advance(segment.position))
@@ -61,7 +62,7 @@ class Activations:
             own = self._pruned.own
             outputs = self._graph.outputs_of(self._kept, (values[index] for index in own))
             self._outputs = dict(zip(own, outputs, strict=True))
-        if self._outputs is None:
+        if self._outputs is None and self._settings.targets == "dense-stream":
             self._dense.advance(position)
         self._pruned.advance(position)
 

@@ -124,9 +124,12 @@ class Duration:
         return tuple(found)
 
     def _streams(self, start: int, stop: int) -> float:
-        """Both streams move from one layer to the next."""
+        """The streams move from one layer to the next, that of the dense network if targets are read from it."""
         nodes: Sequence[Node] = self.estimate.graph.nodes[start:stop]
-        passes = 1 + (1 / self.estimate.settings.sweeps if self._keeps_outputs else 1)
+        settings = self.estimate.settings
+        passes = 1.0
+        if settings.targets == "dense-stream":
+            passes += 1 / settings.sweeps if self._keeps_outputs else 1
         return passes * self.estimate.samples * self.speed.of(nodes)
 
     def _solve(self, group: tuple[PlannedLayer, ...], segment: Segment, new_masks: bool) -> float:

@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from ..data.samples import Samples
 from ..devices.memory import Memory
+from ..devices.weights import rest, where_they_rest
 from ..events import Event, OperationErrors, WeightFacts, WeightsShown
 from ..graph import Graph
 from ..graph.cost import bytes_of
@@ -56,8 +57,10 @@ def effects(
         calibration: How many samples the run has in all.
         memory: That may be used.
     """
-    dense = graph.parameters
+    dense, weights = where_they_rest(graph.parameters), where_they_rest(weights)
     yield WeightsShown({name: weight_facts(dense[name], weights[name], mask) for name, mask in masks.items()})
+    if rest(graph.parameters):  # each network would read all of them, once for every few samples
+        return
     networks = {name: changed for name, changed in stages.items() if changed}
     # Without re-adjusting, the run ends with the mask only, whose method may have changed weights that it keeps.
     masked = {name: dense[name] * mask if networks else weights[name] for name, mask in masks.items()}

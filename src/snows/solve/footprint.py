@@ -7,6 +7,7 @@ from torch.fx import Node
 
 from ..devices.distributed.ranks import ALONE, Ranks
 from ..devices.memory import Memory
+from ..devices.weights import rest
 from ..graph import Graph
 from ..graph.cost import Cost
 from ..graph.segment import SampleLayout
@@ -31,7 +32,7 @@ def operations_kept(graph: Graph, plan: Plan, samples: int, settings: Settings, 
 
     These are all operations that are a target of some layer, or none if they do not fit in memory for all samples.
     """
-    if settings.targets != "dense-stream":
+    if settings.targets != "dense-stream" or rest(graph.parameters):  # computing them reads all weights at once
         return []
     segments = [graph.segment([planned.layer for planned in group], group[0].horizon) for group in plan.groups]
     layouts = {layout for segment in segments for layout in segment.sample_layouts}

@@ -80,6 +80,8 @@ class LayerProblem:
             sample_bytes += cost.input_bytes
         if self.dense_outputs is None:
             sample_bytes += cost.output_bytes
+        # Read once, as weights that do not fit the device might be copied anew for every piece.
+        self._later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
         self._keeps = sample_bytes * sum(self.sizes[index] for index in self.pruned.own) <= self.keep_bytes
 
     def __len__(self) -> int:
@@ -92,8 +94,7 @@ class LayerProblem:
         # stay in memory until the garbage collector runs.
         values = segment_inputs(self.segment, self.pruned, index, self.pruned.parameters)
         values = {name: values[name] for name in self.segment.body.reads}
-        later = {name: self.pruned.parameters[name] for name in self.segment.body.parameters}
-        body, outputs = self.segment.body, self.segment.outputs
+        body, outputs, later = self.segment.body, self.segment.outputs, self._later
         pack, unpack = self.packing.pack, self.packing.unpack
         names = [layer.parameter for layer in self.layers]
 

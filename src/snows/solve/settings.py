@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from ..errors import ArgumentError
+from ..devices.weights import rest
+from ..errors import ArgumentError, SnowsWarning
 from ..graph import Graph
 from ..graph.kind import NetworkKind, kind_of
 from ..patterns import PatternRules
@@ -72,6 +74,7 @@ class Settings:
     targets: Literal["dense-stream", "dense-weights"]
     normalization: Normalization
     minibatch: int  # ALL_SAMPLES: gradient and line search take all samples
+    mirror: bool
     start: StartSettings
     curvature: CurvatureSettings
     newton: NewtonOptions
@@ -88,6 +91,8 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
     by_word = {"auto": own_choices(kind, device, rules, recipe.effort), "paper": paper_choices(kind)}
     open_choices = {f.name: word for f in fields(recipe) if (word := getattr(recipe, f.name)) in ("auto", "paper")}
     chosen: Any = recipe.replace(**{n: by_word[w][n] for n, w in open_choices.items() if n in by_word[w]})
+    if chosen.finish_steps and rest(graph.parameters):
+        chosen = _without_last_stage(chosen, "finish_steps" in open_choices)
     steps = chosen.sweeps if chosen.mask_steps == "auto" else chosen.mask_steps
     if steps > chosen.sweeps:
         raise ArgumentError(
@@ -103,6 +108,7 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
         targets=chosen.targets,
         normalization=chosen.normalization,
         minibatch=chosen.minibatch or ALL_SAMPLES,
+        mirror=chosen.mirror,
         start=StartSettings(chosen.start == "closed-form", chosen.ridge),
         curvature=CurvatureSettings(
             kind="exact" if chosen.curvature == "auto" else chosen.curvature,
@@ -115,18 +121,29 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
     )
 
 
+def _without_last_stage(chosen: Any, is_default: bool) -> Any:
+    """The choices without a last stage, which trains all weights together."""
+    reason = "the last stage needs all weights on the device at once, and they do not fit the memory of this run"
+    if not is_default:
+        raise ArgumentError(f"recipe: finish_steps is {chosen.finish_steps}, but {reason}; give more of it, or 0 steps")
+    warnings.warn(f"there is no last stage: {reason}", SnowsWarning, stacklevel=3)
+    return chosen.replace(finish_steps=0)
+
+
 def own_choices(
     kind: NetworkKind, device: str, rules: PatternRules | None, effort: Effort = "default"
 ) -> dict[str, Any]:
     """What "auto" means: the best that its cost is worth on held-out calibration data (docs/appendix/method.md)."""
     if kind.attention:
         last = _TRANSFORMER_DISTILL.choices(effort, device, wanted=kind.images)
-        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
+        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", "mirror": False, **last}
     last = _CONVOLUTIONAL_DISTILL.choices(effort, device, wanted=kind.large_inputs)
     if effort == "fast":  # a short cascade, or where images are large the closed form alone
         passes = {"horizon": 0, "sweeps": 1} if kind.large_inputs else {"horizon": 6, "sweeps": 2}
-        return {**passes, "mask_steps": 1, "targets": "dense-stream", **last}
-    choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", **last}
+        mirror = kind.images and kind.large_inputs
+        return {**passes, "mask_steps": 1, "targets": "dense-stream", "mirror": mirror, **last}
+    choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", "mirror": False}
+    choices |= last
     in_groups = rules is not None and any(p is not None and p.group is not None for _, p in rules.rules)
     return {**choices, "mask_steps": 1} if kind.large_inputs and in_groups else choices
 

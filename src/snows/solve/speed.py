@@ -98,12 +98,13 @@ def _timed_pass(
     graph: Graph, pruned: Mapping[Node, Layer], inputs: list[Any], count: int, device: torch.device
 ) -> tuple[dict[str, float], dict[str, float]]:
     values: dict[Node, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    values |= {node: graph.parameters[node.meta["parameter"]] for node in graph.parameter_nodes}
+    fixed = graph.parameter_nodes
     nodes: dict[str, float] = {}
     moments: dict[str, float] = {}
     last_read = {argument: node for node in graph.nodes for argument in node.all_input_nodes}
     for node in graph.nodes:
         run = computation(node)
+        values |= {a: graph.parameters[a.meta["parameter"]] for a in node.all_input_nodes if a in fixed}
         with _clock(device) as took:
             values[node] = run(values)
         nodes[node.name] = took() / count

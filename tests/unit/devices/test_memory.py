@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snows.devices import memory
-from snows.devices.memory import Memory, as_bytes, memory_limits
+from snows.devices.memory import Memory, as_bytes, least_of, memory_limits
 from snows.errors import ArgumentError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -137,3 +137,36 @@ def test_sizes_as_people_write_them(given: Any, size: int | None) -> None:
 def test_other_words_are_refused(given: Any) -> None:
     with pytest.raises(ArgumentError, match=r"^memory is .*; expected a size such as '24GiB', or a number of bytes$"):
         as_bytes(given)
+
+
+# Weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        (0, Memory(1000, host=50)),
+        (500, Memory(500, host=50)),
+        (501, Memory(500, host=50, room=500)),
+        (10**9, Memory(500, host=50, room=500)),
+    ],
+)
+def test_weights_are_part_of_a_budget_and_rest_if_they_take_more_than_half(
+    weights: int, expected: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 100)
+    assert memory_limits(GPU, 1000, weights=weights) == expected
+
+
+@pytest.mark.parametrize(("weights", "room"), [(50 * GIB, None), (51 * GIB, 8 * GIB)])
+def test_on_a_cpu_the_default_is_beside_the_weights(
+    weights: int, room: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_host_bytes", lambda: 100 * GIB)
+    assert memory_limits(CPU, weights=weights) == Memory(16 * GIB, host=0, room=room)
+
+
+def test_all_ranks_let_weights_rest_in_the_least_room() -> None:
+    assert least_of([Memory(5, 3, 4), Memory(6, 2, 3)]) == Memory(5, 2, 3)
+    assert least_of([Memory(5, 3), Memory(6, 2)]) == Memory(5, 2)
+    assert least_of([Memory(5, 3), Memory(6, 2, 7)]).room == 7  # one of them has to

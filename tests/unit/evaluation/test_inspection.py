@@ -86,6 +86,15 @@ def test_within_a_budget() -> None:
         snows.inspect(make("residual"), example("residual", 40), "2:4", memory="much")
 
 
+def test_weights_that_do_not_fit() -> None:
+    model, data = make("residual"), example("residual", 40)
+    whole, within = (snows.inspect(model, data, "2:4", memory=memory) for memory in ("1GiB", "10kB"))
+    assert (whole.weights_at_rest, whole.room_bytes) == (0, 0)
+    assert within.room_bytes == 5000
+    assert within.weights_at_rest >= sum(parameter.nbytes for parameter in model.parameters())
+    assert within.finish_seconds == 0
+
+
 def test_several_processes_share_samples_and_products() -> None:
     model, samples = make("conv-bn"), example("conv-bn", 24)
     alone, of_four = (snows.inspect(model, samples, "2:4", samples=4000, world_size=size) for size in (1, 4))

@@ -102,7 +102,7 @@ def positions(problem: LayerProblem) -> tuple[int, int]:
 
 
 def test_both_streams_move_to_the_layer_and_start_anew_in_a_sweep() -> None:
-    given = activations("dense-weights")
+    given = activations("dense-stream", Memory(1000))
     for _ in range(2):
         given.restart(other_weights(0))
         for group in graph_and_plan()[1].groups:
@@ -136,7 +136,7 @@ def test_the_pruned_stream_reads_the_weights_of_the_sweep() -> None:
         ("dense-stream", PLENTY, True, False),  # targets are known
         ("dense-stream", Memory(1000), True, True),  # no room for all targets
         ("dense-stream", PLENTY, False, True),  # mask only: there are no targets
-        ("dense-weights", PLENTY, True, True),
+        ("dense-weights", PLENTY, True, False),  # targets are those of dense weights in the pruned network
     ],
 )
 def test_the_dense_stream_moves_only_where_it_is_read(
