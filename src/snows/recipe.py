@@ -102,7 +102,8 @@ class Recipe:
         held_out: Share of the samples that no weight is fitted to. New weights are kept where they lower the K-step
             loss of these samples. 0: where they lower that of the fitted samples.
         mirror: Also fit images mirrored left to right. More samples for nothing but time, where mirror images look
-            natural (photographs, not letters).
+            natural (photographs, not letters). "auto": where few samples are expected (effort "fast", convolutional
+            networks of large images).
         finish_steps: Steps of the last stage, in which all kept weights are trained together to match the dense
             network. 0: no such stage; "auto": by the kind of network.
         finish_batch: Samples in one of these steps.
@@ -144,7 +145,7 @@ class Recipe:
     product_samples: int | None = _whole(1000, None, least=1)
     minibatch: int | None = _whole(None, None, least=1)
     held_out: float = _number(0.05, below=1)
-    mirror: bool = _one_of(False, True)
+    mirror: bool | Literal["auto"] = _one_of("auto", False, True)
     finish_steps: int | Literal["auto"] = _whole("auto", "auto")
     finish_batch: int = _whole(64, least=1)
     finish_rate: float | Literal["auto"] = _number("auto", "auto")
@@ -161,6 +162,11 @@ class Recipe:
         if self.held_out == 0:
             return 0
         return min(max(round(self.held_out * samples), LEAST_HELD_OUT), samples // 4)
+
+    @property
+    def may_mirror(self) -> bool:
+        """Whether images are mirrored for some kind of network."""
+        return self.mirror is True or (self.mirror == "auto" and self.effort == "fast")
 
     def replace(self, /, **changes: Any) -> Recipe:
         """The same recipe with some choices changed."""
@@ -207,6 +213,7 @@ PAPER = Recipe(
     product_samples=None,
     minibatch=256,  # not in the paper
     held_out=0.0,  # every step that passes Armijo's test is kept
+    mirror=False,
     finish_steps=0,
 )
 

@@ -263,7 +263,7 @@ class Run:
 
     def _prepare(self) -> Prepared:
         task = self.task
-        in_shares = self.ranks.size > 1 and not task.recipe.mirror
+        in_shares = self.ranks.size > 1 and not task.recipe.may_mirror
         options = (task.device, task.seed, task.given_labels, in_shares, self.memory.room)
         return prepare(self.model, task.calibration, *options)
 
@@ -301,7 +301,7 @@ class Run:
                 stacklevel=2,
             )
         fitted, judged = samples.split(samples.count - held_out)
-        return with_mirrored(fitted).shuffled(self.task.seed) if recipe.mirror else fitted, judged
+        return with_mirrored(fitted).shuffled(self.task.seed) if self.settings.mirror else fitted, judged
 
     def _open_journal(self) -> Journal:
         def facts() -> dict[str, Any]:

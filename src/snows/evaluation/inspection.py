@@ -155,8 +155,8 @@ def inspect(
         limits = limits_for(model, device, budget)
         prepared = prepare(model, calibration, device, seed=0, room=limits.room)
         graph, count = prepared.graph, samples or prepared.samples.count
-        fitted = count * (2 if chosen.mirror else 1)
         settings = resolve(chosen, graph, prepared.device.type, rules)
+        fitted = count * (2 if settings.mirror else 1)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
         ranks = Ranks(size=world_size)
         micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)

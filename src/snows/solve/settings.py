@@ -74,6 +74,7 @@ class Settings:
     targets: Literal["dense-stream", "dense-weights"]
     normalization: Normalization
     minibatch: int  # ALL_SAMPLES: gradient and line search take all samples
+    mirror: bool
     start: StartSettings
     curvature: CurvatureSettings
     newton: NewtonOptions
@@ -107,6 +108,7 @@ def resolve(recipe: Recipe, graph: Graph, device: str = "cpu", rules: PatternRul
         targets=chosen.targets,
         normalization=chosen.normalization,
         minibatch=chosen.minibatch or ALL_SAMPLES,
+        mirror=chosen.mirror,
         start=StartSettings(chosen.start == "closed-form", chosen.ridge),
         curvature=CurvatureSettings(
             kind="exact" if chosen.curvature == "auto" else chosen.curvature,
@@ -134,12 +136,14 @@ def own_choices(
     """What "auto" means: the best that its cost is worth on held-out calibration data (docs/appendix/method.md)."""
     if kind.attention:
         last = _TRANSFORMER_DISTILL.choices(effort, device, wanted=kind.images)
-        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", **last}
+        return {"horizon": 0, "sweeps": 1, "mask_steps": 1, "targets": "dense-weights", "mirror": False, **last}
     last = _CONVOLUTIONAL_DISTILL.choices(effort, device, wanted=kind.large_inputs)
     if effort == "fast":  # a short cascade, or where images are large the closed form alone
         passes = {"horizon": 0, "sweeps": 1} if kind.large_inputs else {"horizon": 6, "sweeps": 2}
-        return {**passes, "mask_steps": 1, "targets": "dense-stream", **last}
-    choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", **last}
+        mirror = kind.images and kind.large_inputs
+        return {**passes, "mask_steps": 1, "targets": "dense-stream", "mirror": mirror, **last}
+    choices = {"horizon": 4 if kind.large_inputs else 16, "sweeps": 3, "targets": "dense-stream", "mirror": False}
+    choices |= last
     in_groups = rules is not None and any(p is not None and p.group is not None for _, p in rules.rules)
     return {**choices, "mask_steps": 1} if kind.large_inputs and in_groups else choices
 

@@ -14,7 +14,7 @@ from snows.errors import ArgumentError
 from snows.graph import Graph, capture
 from snows.graph.kind import NetworkKind, kind_of
 from snows.patterns import PatternRules
-from snows.recipe import DEFAULT, EFFORTS, PAPER, Recipe, as_recipe
+from snows.recipe import DEFAULT, EFFORTS, FAST, PAPER, Recipe, as_recipe
 from snows.solve.cg import CGOptions
 from snows.solve.newton import NewtonOptions
 from snows.solve.settings import (
@@ -67,6 +67,16 @@ def test_more_effort_takes_more_steps() -> None:
     assert [resolved(large, e) for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 100), (4, 3, 20, 300)]
     assert [resolved(large, e, "cuda") for e in EFFORTS] == [(0, 1, 3, 0), (4, 3, 20, 1000), (4, 3, 20, 3000)]
     assert [resolved(transformer, e) for e in EFFORTS] == [(0, 1, 3, 60), (0, 1, 20, 150), (0, 1, 20, 500)]
+
+
+def test_few_large_images_are_mirrored() -> None:
+    """Not small ones, which may be digits, nor those of transformers, whose last stage sees random views."""
+    small, large, transformer = images(32, 32), images(224, 224), vision_transformer(128)
+    assert [resolve(as_recipe(None, effort), large).mirror for effort in EFFORTS] == [True, False, False]
+    assert not any(resolve(recipe, graph).mirror for graph in (small, transformer) for recipe in (FAST, DEFAULT))
+    assert not resolve(FAST.replace(mirror=False), large).mirror
+    assert resolve(DEFAULT.replace(mirror=True), small).mirror
+    assert [recipe.may_mirror for recipe in (FAST, DEFAULT, PAPER, FAST.replace(mirror=False))] == [True] + 3 * [False]
 
 
 # What the words mean

@@ -47,7 +47,7 @@ _FileOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="How much each layer can lose.")
 def sensitivity(
     model: ModelArgument = None,
     data: DataOption = None,
