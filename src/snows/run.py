@@ -246,7 +246,9 @@ class Run:
         """The pruned model: a new module of the same class, in the caller's dtype."""
         warn_of_empty_rows(self.masks)
         kept = {name: int(mask.sum()) for name, mask in self.masks.items()}
-        pruned = with_weights(self.model, self._changed_weights())
+        # Weights that rest in host memory are as many as the network has: they become the result's own.
+        handed_over = self.memory.room is not None and self.device.type != "cpu"
+        pruned = with_weights(self.model, self._changed_weights(), handed_over)
         seconds, peak = time.perf_counter() - self._began, self.phases.device_peak
         self.notify(RunFinished(kept, seconds, self.journal.recalled, peak, self.phases.found))
         return pruned

@@ -191,12 +191,14 @@ def _prepare(
     return Prepared(work, graph, samples.to(copies.device, first.dtype), copies.device, own_masks, dtypes)
 
 
-def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor], handed_over: bool = False) -> nn.Module:
     """A copy of the model with these weights, in the model's own dtype, device and mode.
 
-    Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights.
+    Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights. Tensors
+    that are `handed_over` are not copied where they are like those of the model.
     """
-    result = _copy(model)
+    own = dict(model.named_parameters()) if handed_over else {}
+    result = _copy(model, {own[name]: weight for name, weight in weights.items() if name in own})
     _own_masks(result)
     parameters = dict(result.named_parameters(remove_duplicate=False))
     buffers = dict(result.named_buffers())
@@ -225,7 +227,7 @@ def _working_copy(
             SnowsWarning,
             stacklevel=4,
         )
-    work = _copy(model, shares)
+    work = _copy(model, {parameter: parameter.detach() for parameter in model.parameters()} if shares else {})
     _without_cache(work)
     masks = _own_masks(work)
     dtypes = {name: parameter.dtype for name, parameter in work.named_parameters(remove_duplicate=False)}
@@ -246,16 +248,23 @@ def _without_cache(model: nn.Module) -> None:
             config.use_cache = False
 
 
-def _copy(model: nn.Module, shares: bool = False) -> nn.Module:
+def _copy(model: nn.Module, instead: Mapping[nn.Parameter, Tensor]) -> nn.Module:
+    """A copy in which some parameters are these tensors, which are not copied, if they are like the parameters."""
     # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
     computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
-    if shares:
-        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    memo |= {id(p): nn.Parameter(tensor, p.requires_grad) for p, tensor in instead.items() if _alike(p, tensor)}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code
         raise InputError(f"{type(model).__name__} cannot be copied: {error}") from error
+
+
+def _alike(parameter: nn.Parameter, tensor: Tensor) -> bool:
+    """Whether the tensor differs from the parameter in its values only."""
+    plain = type(parameter) is nn.Parameter and type(tensor) is Tensor
+    properties = ((each.dtype, each.device, each.shape, each.stride()) for each in (parameter, tensor))
+    return plain and len(set(properties)) == 1
 
 
 def _own_masks(model: nn.Module) -> dict[str, OwnMask]:
