@@ -11,6 +11,7 @@ from statistics import linear_regression, mean, median, stdev
 from typing import Any
 
 import bench_tables
+import ranks_tables
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent
@@ -357,6 +358,11 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "after-pruning.md": {
         "engines": bench_tables.engines,
         "on-a-gpu": bench_tables.on_a_gpu,
+    },
+    DOCS / "scale.md": {
+        "rank-steps": ranks_tables.rank_steps,
+        "rank-projection": ranks_tables.rank_projection,
+        "rank-runs": ranks_tables.rank_runs,
     },
     README: {"accuracy": accuracy},
     MASKS: {"published": published, "unstructured": unstructured, "nm-masks": nm_masks, "resnet50": resnet50},

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .words import counted, duration
+from .words import counted, duration, to_pattern
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RunStarted(Event):
     attention_flops: int = 0  # of these, products of two activations
 
     def __str__(self) -> str:
-        return f"{self.model} to {self.pattern}"
+        return f"{self.model} {to_pattern(self.pattern)}"
 
 
 @dataclass(frozen=True)

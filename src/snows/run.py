@@ -222,7 +222,6 @@ class Run:
             self.settings.distill,
             self.memory,
             self.task.seed,
-            self._batch_size,
             self.ranks,
         )
         self._before_last_stage = {name: self._current[name] for name in self._changed}
@@ -247,7 +246,9 @@ class Run:
         """The pruned model: a new module of the same class, in the caller's dtype."""
         warn_of_empty_rows(self.masks)
         kept = {name: int(mask.sum()) for name, mask in self.masks.items()}
-        pruned = with_weights(self.model, self._changed_weights())
+        # Weights that rest in host memory are as many as the network has: they become the result's own.
+        handed_over = self.memory.room is not None and self.device.type != "cpu"
+        pruned = with_weights(self.model, self._changed_weights(), handed_over)
         seconds, peak = time.perf_counter() - self._began, self.phases.device_peak
         self.notify(RunFinished(kept, seconds, self.journal.recalled, peak, self.phases.found))
         return pruned
@@ -303,7 +304,7 @@ class Run:
 
     def _open_journal(self) -> Journal:
         def facts() -> dict[str, Any]:
-            calibration = digest_of_samples([self.fitted, self.held_out], self._batch_size, self.ranks)
+            calibration = digest_of_samples([self.fitted, self.held_out], self.ranks)
             samples = self._prepared.samples.count
             return self.task.facts(self.graph, calibration, samples, self.phases.device_name)
 
@@ -359,7 +360,7 @@ class Run:
     def _estimate(self) -> Estimate:
         """Of this rank."""
         graph, plan, count = self.graph, self._plan, self.fitted.count + self.held_out.count
-        own, batch = self.ranks.share(count), self._batch_size
+        own, batch = self.ranks.share(count), self.ranks.share(self._batch_size)
         return Estimate(graph, plan, self.settings, self.memory, self.device, own, batch, self.ranks.size)
 
     @cached_property
@@ -367,7 +368,7 @@ class Run:
         graph, plan, fitted, held_out = self.graph, self._plan, self.fitted, self.held_out
         if self.task.readjusts and self.device.type != "cpu":
             self.notify(MemoryEstimated(self._estimate.peak()))
-        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._estimate.micro_batch, self.ranks)
+        batches = cut(fitted, held_out, [node.name for node in graph.inputs], self._batch_size, self.ranks)
         return Activations(graph, plan, batches, self.settings, self.memory, self.task.readjusts)
 
     def _started(self, given: bool) -> RunStarted:

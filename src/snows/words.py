@@ -27,3 +27,13 @@ def counted(number: int, noun: str) -> str:
         ('1 layer', '20 layers')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def to_pattern(pattern: str) -> str:
+    """What a network is pruned to. Masks from elsewhere have no pattern.
+
+    Example:
+        >>> to_pattern("2:4"), to_pattern("given")
+        ('to 2:4', 'with given masks')
+    """
+    return "with given masks" if pattern == "given" else f"to {pattern}"

@@ -25,6 +25,14 @@ def test_prune_writes_and_prints_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pruned"]
 
 
+def test_what_layers_tolerate_is_written_once(tmp_path: Path) -> None:
+    words = ("--samples", "48", "--pattern", "0.5", "--layers", "layer3.*", "--device", "cpu", "--json")
+    status, out, errors = finish(2, "sensitivity", *words, "--out", str(tmp_path / "found.json"))
+    assert status == 0, errors
+    assert json.loads(out) == json.loads((tmp_path / "found.json").read_text())
+    assert len(json.loads(out)["layers"]) > 2
+
+
 def test_errors_are_said_once() -> None:
     status, out, errors = finish(2, *PRUNE, "--pattern", "9:4")
     assert status != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,22 @@ import pytest
 import torch
 
 import snows
-from tests.distributed.cases import CASES, COMPARED, DATASET, OUT_OF_MEMORY, READ, compared
+from tests.distributed.cases import (
+    CASES,
+    COMPARED,
+    DATASET,
+    IN_PIECES,
+    MEMORY_OF_LAST_STAGE,
+    MEMORY_OF_ROWS,
+    OUT_OF_MEMORY,
+    READ,
+    SENSITIVITY,
+    SINGLE,
+    compared,
+    full_memory_of_last_stage,
+    sensitivity,
+)
+from tests.distributed.on_a_rank import losses
 from tests.distributed.torchrun import torchrun
 
 RANKS = (2, 3)
@@ -50,6 +66,36 @@ def require_same(found: list[dict[str, Any]], alone: snows.Result) -> None:
         assert all(torch.equal(other["weights"][key], first["weights"][key]) for other in others)
 
 
+@pytest.mark.parametrize("name", SINGLE)
+def test_losses_in_single_precision_are_those_of_one_process(
+    name: str, of_ranks: dict[tuple[int, int], dict[str, Any]]
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = SINGLE[name].run()
+    for ranks in RANKS:
+        first, *others = (of_ranks[ranks, rank][name] for rank in range(ranks))
+        assert len(first["losses"]) == len(losses(alone)) > 0
+        for found, expected in zip(first["losses"], losses(alone), strict=True):
+            assert abs(found - expected) <= 1e-3 * expected
+        for other in others:
+            assert other["losses"] == first["losses"]
+            assert all(torch.equal(other["weights"][key], value) for key, value in first["weights"].items())
+
+
+def test_all_ranks_try_the_last_stage_again_when_one_runs_out_of_memory(
+    of_ranks: dict[tuple[int, int], dict[str, Any]],
+) -> None:
+    """In the first of several pieces, of which each is read by all ranks together."""
+    with full_memory_of_last_stage(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = IN_PIECES.run()
+    for ranks in RANKS:
+        found = [of_ranks[ranks, rank][MEMORY_OF_LAST_STAGE] for rank in range(ranks)]
+        require_same(found, alone)
+        assert all(any("out of memory in the last stage" in text for text in each["warnings"]) for each in found)
+
+
 def test_all_ranks_try_again_when_one_runs_out_of_memory(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:
     alone = CASES["residual"].run()
     for ranks in RANKS:
@@ -63,6 +109,26 @@ def test_a_comparison_has_the_same_rows(of_ranks: dict[tuple[int, int], dict[str
     for ranks in RANKS:
         for rank in range(ranks):
             assert of_ranks[ranks, rank][COMPARED] == alone
+
+
+def test_all_ranks_choose_a_mask_again_when_one_runs_out_of_memory(
+    of_ranks: dict[tuple[int, int], dict[str, Any]],
+) -> None:
+    alone = CASES["mask obc"].run()
+    for ranks in RANKS:
+        found = [of_ranks[ranks, rank][MEMORY_OF_ROWS] for rank in range(ranks)]
+        require_same(found, alone)
+        assert all(sum("out of memory at" in text for text in each["warnings"]) == 2 for each in found)
+
+
+def test_layers_that_are_measured_alone_are_shared(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:
+    alone = sensitivity()
+    layers = len(json.loads(alone)["layers"])
+    for ranks in RANKS:
+        texts, counts = zip(*(of_ranks[ranks, rank][SENSITIVITY] for rank in range(ranks)), strict=True)
+        assert set(texts) == {alone}
+        assert sum(counts) == layers
+        assert max(counts) < layers
 
 
 def test_every_rank_reads_its_share_of_a_dataset(of_ranks: dict[tuple[int, int], dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""The embedded run, killed at random moments: `scripts/kill.py`, a few kills of it."""
+"""Runs that are killed at random moments: `scripts/kill.py` and `scripts/ranks.py`, a few kills of each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import kill
+import ranks
 
 
 @pytest.mark.slow
@@ -23,3 +24,12 @@ def test_the_embedded_run_ends_with_the_same_bits(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     assert not killing.problems
     assert killing.kills
+
+
+@pytest.mark.slow
+def test_ranks_that_are_killed_stop_and_go_on(tmp_path: Path) -> None:
+    launches = ranks.Launches(tmp_path, random.Random(2))
+    for _ in range(3):
+        launches.one()
+    assert not launches.problems
+    assert launches.kills

@@ -77,6 +77,17 @@ def test_patterns_are_asked_not_told_apart() -> None:
     assert all(place.startswith("src/snows/patterns/") for place in found), found
 
 
+def test_one_room_reads_environment_variables() -> None:
+    readers = {path for path, tree in modules(SOURCE) for node in ast.walk(tree) if reads_environment(node)}
+    assert readers == {"src/snows/devices/distributed/launch.py"}
+
+
+def reads_environment(node: ast.AST) -> bool:
+    names = {"environ", "environb", "getenv", "getenvb"}
+    imported = isinstance(node, ast.ImportFrom) and node.module == "os" and any(a.name in names for a in node.names)
+    return imported or (isinstance(node, ast.Attribute) and node.attr in names)
+
+
 def test_no_module_has_the_name_of_a_public_function() -> None:
     """Importing such a module would hide the function: `snows.load` would be a module then."""
     import snows

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from ..devices.distributed.launch import is_first
 from ..errors import ArgumentError
 
-_SHARED = {"prune", "compare"}  # commands whose work is shared
+_SHARED = {"prune", "compare", "sensitivity"}  # commands whose work is shared
 
 
 @contextmanager

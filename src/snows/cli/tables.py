@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..errors import as_line, one_line, printable
 from ..results.figures import amount, is_share, measure_title
-from ..words import counted
+from ..words import counted, to_pattern
 
 if TYPE_CHECKING:
     from ..evaluation.inspection import Inspection
@@ -37,7 +37,7 @@ def print_prune(report: Report, out: Path | None, as_json: bool, quiet: bool) ->
         console.print(evaluation_table(report.evaluation, None))
     layers = counted(len(report.layers), "layer")
     console.print(
-        f"{report.model} to {report.pattern}: {report.sparsity:.1%} of the weights of {layers} removed, "
+        f"{report.model} {to_pattern(report.pattern)}: {report.sparsity:.1%} of the weights of {layers} removed, "
         f"{report.network_sparsity:.1%} of the network's; {report.samples} samples, {report.seconds:.1f} s",
     )
     if report.network_flops:

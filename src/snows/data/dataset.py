@@ -69,9 +69,9 @@ class DatasetSamples(Samples):
     def bytes(self) -> int:
         return _TOO_MANY
 
-    def at_shared(self, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+    def at_shared(self, indices: Tensor, ranks: Ranks) -> list[Any]:
         """Every row is read by the rank that has it anyway, and sent to the others."""
-        own = torch.tensor([ranks.owns(int(index) // piece) for index in indices])
+        own = torch.tensor([ranks.owns(int(index)) for index in indices])
         first = self._select(slice(0, 1))
 
         def zeros() -> list[Tensor]:

@@ -190,12 +190,14 @@ def _prepare(
     return Prepared(work, graph, samples.to(copies.device, first.dtype), copies.device, own_masks, dtypes)
 
 
-def with_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+def with_weights(model: nn.Module, weights: Mapping[str, Tensor], handed_over: bool = False) -> nn.Module:
     """A copy of the model with these weights, in the model's own dtype, device and mode.
 
-    Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights.
+    Masks of torch.nn.utils.prune become plain zeros. ASP's buffers stay, and are made to fit the new weights. Tensors
+    that are `handed_over` are not copied where they are like those of the model.
     """
-    result = copied(model)
+    own = dict(model.named_parameters()) if handed_over else {}
+    result = copied(model, {own[name]: weight for name, weight in weights.items() if name in own})
     _own_masks(result)
     parameters = dict(result.named_parameters(remove_duplicate=False))
     buffers = dict(result.named_buffers())
@@ -224,7 +226,7 @@ def _working_copy(
             SnowsWarning,
             stacklevel=4,
         )
-    work = copied(model, shares)
+    work = copied(model, {parameter: parameter.detach() for parameter in model.parameters()} if shares else {})
     _without_cache(work)
     masks = _own_masks(work)
     dtypes = {name: parameter.dtype for name, parameter in work.named_parameters(remove_duplicate=False)}

@@ -56,8 +56,8 @@ class Samples:
         """The leaves of some samples, in any order, in the wanted place."""
         return [self._in_place(leaf) for leaf in self._select(indices)]
 
-    def at_shared(self, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
-        """The same for several ranks, which share the samples in pieces. All of them ask for the same samples."""
+    def at_shared(self, indices: Tensor, ranks: Ranks) -> list[Any]:
+        """The same for several ranks, which share the samples. All of them ask for the same ones."""
         return self.at(indices)
 
     def stored(self, index: int) -> list[Any]:

@@ -27,7 +27,9 @@ class Batches:
     sizes     samples in each micro-batch
     held_out  how many of the last micro-batches are held out: they judge weights, which are fitted to the others
     smaller   makes the same samples into smaller micro-batches; None if that is impossible
-    ranks     who shares the micro-batches; each rank reads those that it owns
+    ranks     who shares the samples. What one process has as one micro-batch is a block of several: every rank owns one
+              of them, with every so many-th sample of the block. It may be empty, and is then read by nobody
+    places    the first sample of each micro-batch in its block; None: there is one process
     """
 
     values: Sequence[Values]
@@ -35,6 +37,7 @@ class Batches:
     held_out: int = 0
     smaller: Callable[[], Batches] | None = None
     ranks: Ranks = ALONE
+    places: tuple[int, ...] | None = None
 
     @property
     def own_samples(self) -> int:
@@ -43,33 +46,37 @@ class Batches:
 
 
 def cut(fitted: Samples, held_out: Samples, names: Sequence[str], size: int, ranks: Ranks = ALONE) -> Batches:
-    """Micro-batches of up to `size` samples. They are only read when they are needed."""
-    parts = [
-        (samples, begin, min(begin + size, samples.count))
-        for samples in (fitted, held_out)
-        for begin in range(0, samples.count, size)
-    ]
+    """Micro-batches of up to `size` samples, which several ranks share. They are only read when they are needed."""
+    parts, places = [], []
+    for samples in (fitted, held_out):
+        for begin in range(0, samples.count, size):
+            for rank in range(ranks.size):
+                places.append((rank - begin) % ranks.size)  # so that a rank has the same samples, whatever the size
+                rows = range(begin + places[-1], min(begin + size, samples.count), ranks.size)
+                parts.append((samples, rows))
     return Batches(
         _Inputs(parts, names),
-        tuple(end - begin for _, begin, end in parts),
-        sum(samples is held_out for samples, _, _ in parts),
+        tuple(len(rows) for _, rows in parts),
+        sum(samples is held_out for samples, _ in parts),
         (lambda: cut(fitted, held_out, names, size // 2, ranks)) if size > 1 else None,
         ranks,
+        tuple(places),
     )
 
 
 class _Inputs(Sequence[Values]):
     """Reads the rows of a micro-batch each time it is indexed."""
 
-    def __init__(self, parts: list[tuple[Samples, int, int]], names: Sequence[str]) -> None:
+    def __init__(self, parts: list[tuple[Samples, range]], names: Sequence[str]) -> None:
         self._parts, self._names = parts, names
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def __getitem__(self, index: Any) -> Any:
-        samples, begin, end = self._parts[index]
-        return dict(zip(self._names, samples.rows(begin, end), strict=True))
+        samples, rows = self._parts[index]
+        leaves = samples.rows(rows.start, rows.stop) if rows.step == 1 else samples.at(torch.tensor(rows))
+        return dict(zip(self._names, leaves, strict=True))
 
 
 class Stream:
@@ -88,6 +95,7 @@ class Stream:
         self.parameters = parameters
         self.position = 0
         self.sizes = batches.sizes
+        self._places = batches.places or (0,) * len(self.sizes)
         self.fitted = len(self.sizes) - batches.held_out  # number of micro-batches that weights are fitted to
         self.ranks = batches.ranks
         self.own = self.own_of(len(self.sizes))
@@ -96,7 +104,7 @@ class Stream:
         self._inputs = batches.values
         self._values: list[Values | None] = [None] * len(self.sizes)  # None: still the inputs
         self._device: torch.device | None = None  # of the activations, before they were offloaded
-        self._most: int | None = None  # samples that are read of each micro-batch; None: all
+        self._narrowed = False  # whether only some samples of each micro-batch are read
 
     @property
     def held_out(self) -> tuple[int, ...]:
@@ -109,7 +117,15 @@ class Stream:
 
     def own_of(self, count: int) -> list[int]:
         """Of the first `count` micro-batches, those of this rank."""
-        return [index for index in range(count) if self.ranks.owns(index)]
+        return [index for index in range(count) if self.ranks.owns(index) and self.sizes[index]]
+
+    @property
+    def blocks(self) -> list[range]:
+        """The micro-batches that weights are fitted to, in blocks: each would be one micro-batch of a process alone."""
+        return [range(first, first + self.ranks.size) for first in range(0, self.fitted, self.ranks.size)]
+
+    def samples_in(self, block: range) -> int:
+        return sum(self.sizes[index] for index in block)
 
     def __getitem__(self, index: int) -> Values:
         values = self._values[index]
@@ -121,17 +137,18 @@ class Stream:
         if values is None:
             values = self._inputs[index]
         values = {name: value for name, value in values.items() if name in names}
-        if self._most is not None:
-            values = {name: value[: self._most] for name, value in values.items()}
+        if self._narrowed:
+            values = {name: value[: self.sizes[index]] for name, value in values.items()}
         return self._on_device(values)
 
     def narrowed(self, samples: int) -> Stream:
-        """A view of the stream at this position that reads at most `samples` samples of each micro-batch.
+        """A view of the stream at this position that reads the first `samples` samples of each block, at most.
 
         All values that are read must have samples along their first axis.
         """
-        view = copy.copy(self)
-        view._most, view.sizes = samples, tuple(min(size, samples) for size in self.sizes)
+        view, step = copy.copy(self), self.ranks.size
+        first = [len(range(place, samples, step)) for place in self._places]
+        view._narrowed, view.sizes = True, tuple(map(min, self.sizes, first))
         return view
 
     def advance(self, position: int) -> None:

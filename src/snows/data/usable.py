@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -71,8 +71,10 @@ def signature_of(model: nn.Module) -> inspect.Signature:
         ) from error
 
 
-def copied(model: nn.Module, shares: bool = False) -> nn.Module:
-    """A copy of the caller's model, on its device. If it `shares`, its parameters have the same values in memory.
+def copied(model: nn.Module, instead: Mapping[nn.Parameter, Tensor] | None = None) -> nn.Module:
+    """A copy of the caller's model, on its device.
+
+    Some parameters are the tensors `instead`, which are not copied, if they are like the parameters.
 
     Raises:
         InputError: Something that it holds cannot be copied.
@@ -80,14 +82,21 @@ def copied(model: nn.Module, shares: bool = False) -> nn.Module:
     # deepcopy refuses tensors that were computed, which reparametrized modules hold: these are cloned.
     computed = (t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf)
     memo: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in computed}
-    if shares:
-        memo |= {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    pairs = ({} if instead is None else instead).items()
+    memo |= {id(p): nn.Parameter(tensor, p.requires_grad) for p, tensor in pairs if _alike(p, tensor)}
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:  # deepcopy runs the user's own code
         raise InputError(
             f"{type(model).__name__} cannot be copied ({first_line(error)}); take out what keeps copy.deepcopy from it"
         ) from error
+
+
+def _alike(parameter: nn.Parameter, tensor: Tensor) -> bool:
+    """Whether the tensor differs from the parameter in its values only."""
+    plain = type(parameter) is nn.Parameter and type(tensor) is Tensor
+    properties = ((each.dtype, each.device, each.shape, each.stride()) for each in (parameter, tensor))
+    return plain and len(set(properties)) == 1
 
 
 def _wrapped(module: nn.Module) -> str | None:

@@ -138,7 +138,7 @@ def _joined(given: list[Any]) -> Tensor | None:
         if not isinstance(labels, Tensor):
             raise InputError(
                 f"the labels of a batch are a {type(labels).__name__}; expected a tensor with one whole number per "
-                "sample, or metric= (--metric) for other tasks"
+                "sample, or metric= (--metric of evaluate and prune) for other tasks"
             )
     return torch.cat([labels.cpu() for labels in given])
 
@@ -159,7 +159,7 @@ def _against_labels(outputs: Tensor, y: Tensor) -> dict[str, float]:
     if y.ndim != 1 or y.is_floating_point():
         raise InputError(
             f"labels are {y.dtype} of shape {tuple(y.shape)}; expected one whole number per sample, "
-            "or metric= (--metric) for other tasks"
+            "or metric= (--metric of evaluate and prune) for other tasks"
         )
     y, classes = y.to(outputs.device, torch.long), outputs.shape[1]
     if int(y.max()) >= classes or int(y.min()) < 0:
@@ -191,6 +191,6 @@ def _class_scores(model: nn.Module, call: Call) -> Tensor:
     if outputs.ndim != 2:
         raise InputError(
             f"the model returns a tensor of shape {tuple(outputs.shape)}; class scores (samples x classes) are "
-            "expected, or metric= (--metric) for other tasks"
+            "expected, or metric= (--metric of evaluate and prune) for other tasks"
         )
     return outputs

@@ -159,7 +159,7 @@ def inspect(
         fitted = count * (2 if settings.mirror else 1)
         plan = make_plan(graph, rules, settings.horizon, layers, exclude)
         ranks = Ranks(size=world_size)
-        micro = micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks)
+        micro = ranks.share(micro_batch_size(graph, plan, fitted, settings, prepared.device, limits, ranks))
         estimate = Estimate(graph, plan, settings, limits, prepared.device, ranks.share(fitted), micro, world_size)
         pruned = [planned.layer for planned in plan.pruned]
         inputs = partial(prepared.samples.rows, 0)

@@ -58,7 +58,7 @@ def scores_of(output: Any) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise InputError(
             f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected, "
-            "or metric= (--metric) for other tasks"
+            "or metric= (--metric of evaluate and prune) for other tasks"
         )
     return tensor
 

@@ -12,11 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..caller import Stoppable, own_surroundings
+from ..caller import Stoppable, own_surroundings, quiet_unless
 from ..data.preparation import prepare
 from ..data.samples import Samples, check_labels, check_seed
 from ..data.usable import require_module
 from ..devices.device import device_of
+from ..devices.distributed.group import current_ranks, writes_files
 from ..devices.memory import as_bytes, memory_limits
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError, InputError, one_line, shown
@@ -137,13 +138,15 @@ class Sensitivity:
 
     def save(self, path: str | Path) -> None:
         """Write the file that patterns read: "0.7 measured=FILE"."""
-        write_or_rescue(Path(path), self.to_json().encode())
+        if writes_files():
+            write_or_rescue(Path(path), self.to_json().encode())
 
     def to_html(self, path: str | Path) -> None:
         """Write the curves of all layers as a page for a browser."""
         from .charts import render
 
-        write_whole(Path(path), render(self.to_dict()).encode())
+        if writes_files():
+            write_whole(Path(path), render(self.to_dict()).encode())
 
 
 def sensitivity(
@@ -163,7 +166,8 @@ def sensitivity(
 
     Each layer is masked by magnitude, all others stay dense. The network's outputs are compared with the dense ones as
     the mask leaves them, and with the layer's kept weights re-adjusted (least squares on the layer's outputs). Three
-    quarters of the samples or more serve to re-adjust, the others to measure.
+    quarters of the samples or more serve to re-adjust, the others to measure. Inside a process group of
+    torch.distributed every rank measures some of the layers, from all samples, and all of them return the same.
 
     Args:
         model, layers, exclude, device, seed, memory, progress: As for `snows.prune`.
@@ -192,23 +196,37 @@ def sensitivity(
     check_seed(seed)
     tried = _tried(patterns)
     names = as_names(layers, "layers"), as_names(exclude, "exclude")
-    budget, place = as_bytes(memory), device_of(model, device)
-    with Stoppable(), listening(progress, "measuring") as notify, own_surroundings(place, notify):
+    budget, place, ranks = as_bytes(memory), device_of(model, device), current_ranks()
+    shown = progress if ranks.is_first else False
+    quiet = quiet_unless(ranks.is_first)
+    with Stoppable(), quiet, listening(shown, "measuring") as notify, own_surroundings(place, notify):
         prepared = prepare(model, calibration, device, seed, labels == "given")
         graph = prepared.graph
         chosen = _layers_to_try(graph, tried, *names)
-        limits = memory_limits(prepared.device, budget)
+        limits = memory_limits(prepared.device, budget, ranks.on_this_host)
         fitted, judged = _split(graph, prepared.samples)
         trials = Trials(graph, chosen, fitted, judged, limits)
         prepared.compare_at_sizes(trials.at_once)
-        found: list[LayerSensitivity] = []
+        owners = ranks.dealt([_cost(graph, layer, fitted.count, judged.count, len(tried)) for layer in trials.layers])
+        own: dict[int, LayerSensitivity] = {}
         with working_within(limits.choosing):
-            for trial in trials:
-                notify(Working(trial.layer.name, len(found), len(chosen)))
-                found.append(_measured(trial, tried))
+            for number, trial in enumerate(trials):
+                if owners[number] == ranks.rank:
+                    notify(Working(trial.layer.name, len(own), owners.count(ranks.rank)))
+                    own[number] = _measured(trial, tried)
         accuracy = trials.dense_accuracy
+        found = {number: layer for layers in ranks.gathered(own) for number, layer in layers.items()}
+    measured = tuple(found[number] for number in range(len(owners)))
     texts = tuple(str(pattern) for pattern in tried)
-    return Sensitivity(type(model).__name__, tuple(found), texts, fitted.count, judged.count, accuracy, versions())
+    return Sensitivity(type(model).__name__, measured, texts, fitted.count, judged.count, accuracy, versions())
+
+
+def _cost(graph: Graph, layer: Layer, fitted: int, judged: int, patterns: int) -> float:
+    """About how many operations the measurement of a layer takes: its second moment, then solves and passes."""
+    columns, rows = layer.columns, layer.shape[0]
+    rest = sum(int(node.meta["flops"]) for node in graph.nodes[layer.position :])
+    solves = rows * (columns / 2) ** 3
+    return fitted * layer.positions * columns**2 + patterns * (solves + 2 * judged * rest)
 
 
 def _tried(patterns: Any) -> list[Pattern]:

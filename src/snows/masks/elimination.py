@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..devices.cuda_graph import Replayed
+from ..devices.distributed.ranks import sharers
 from ..devices.working_memory import bytes_at_once
 from ..patterns import Group
 
@@ -44,15 +45,18 @@ class Elimination:
 def eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None = None) -> Elimination:
     """Remove `steps` weights from each of the rows (r x d). Row i has the inverse Hessian inverse[which[i]].
 
-    With a `group`, as many of its consecutive columns are kept as it says.
+    With a `group`, as many of its consecutive columns are kept as it says. Several ranks share the rows.
     """
     width = rows.shape[1]
     at_once = max(1, int(bytes_at_once(rows.device) / (2 * width**2 * rows.element_size())))
-    parts = [
-        _eliminate(rows[i : i + at_once], inverse, which[i : i + at_once], steps, group)
-        for i in range(0, len(rows), at_once)
-    ]
-    return Elimination(torch.cat([p.order for p in parts]), torch.cat([p.losses for p in parts]))
+
+    def eliminated(own: slice) -> list[Tensor]:
+        chunks = zip(rows[own].split(at_once), which[own].split(at_once), strict=True)
+        parts = [_eliminate(chunk, inverse, its, steps, group) for chunk, its in chunks]
+        return [torch.cat([p.order for p in parts]), torch.cat([p.losses for p in parts])]
+
+    order, losses = sharers().rows(eliminated, len(rows))
+    return Elimination(order.to(rows.device), losses.to(rows.device))
 
 
 def _eliminate(rows: Tensor, inverse: Tensor, which: Tensor, steps: int, group: Group | None) -> Elimination:

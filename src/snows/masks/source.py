@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..data.moments import Moments
 from ..data.preparation import Prepared
-from ..devices.distributed.ranks import ALONE, Ranks
+from ..devices.distributed.ranks import ALONE, Ranks, sharing
 from ..devices.working_memory import working_within
 from ..errors import ArgumentError
 from ..patterns import Pattern, PatternRules
@@ -92,7 +92,7 @@ class LayerMasks:
     def at_layers(self, group: Sequence[PlannedLayer], statistics: LayerStatistics, weights: Weights) -> Choice:
         masks: dict[str, Tensor] = {}
         changed: dict[str, Tensor] = {}
-        with working_within(self.most_bytes):
+        with working_within(self.most_bytes), sharing(self.ranks):
             for index, planned in enumerate(group):
                 chosen = self._choose(planned, index, statistics, weights[planned.layer.parameter])
                 masks |= chosen.masks

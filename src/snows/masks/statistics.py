@@ -87,9 +87,9 @@ class CalibratedNetwork:
 
         def summed() -> list[Tensor]:
             total = 0.0
-            for begin, end in self._own_ranges(count):
-                output = self._logits(self.graph.run(self.samples.rows(begin, end), parameters))
-                total += float(F.cross_entropy(output, targets[begin:end], reduction="sum"))
+            for rows in self._own_rows(count):
+                output = self._logits(self.graph.run(self.samples.at(rows), parameters))
+                total += float(F.cross_entropy(output, targets[rows.to(targets.device)], reduction="sum"))
             return [torch.tensor(total, dtype=torch.float64, device=self.samples_device)]
 
         with torch.no_grad():
@@ -101,7 +101,7 @@ class CalibratedNetwork:
     def grams(self) -> Iterator[tuple[str, Tensor]]:
         """For each layer the second moment of its inputs in the dense network."""
         names = [node.name for node in self.graph.inputs]
-        batches = cut(*self.samples.split(self.samples.count), names, self._micro_batch(self.samples.count), self.ranks)
+        batches = cut(*self.samples.split(self.samples.count), names, self._at_once * self.ranks.size, self.ranks)
         stream = Stream(self.graph, self.graph.parameters, batches)
         for layer in self.layers:
             self.ranks.together(partial(stream.advance, layer.position))
@@ -153,12 +153,12 @@ class CalibratedNetwork:
 
         def own() -> list[Tensor]:
             tables = zeros()
-            for begin, end in self._own_ranges(count * batch):
-                values, slopes = self._slopes(program, nodes, begin, end, labels)
-                rows = torch.arange(begin, end, device=labels.device) // batch
+            for chosen in self._own_rows(count * batch):
+                values, slopes = self._slopes(program, nodes, chosen, labels)
+                rows = chosen.to(labels.device) // batch
                 for layer, node, slope, table in zip(layers, nodes, slopes, tables, strict=True):
                     x = values[layer.input].detach()
-                    for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, end - begin):
+                    for part, gradient in _per_sample(layer, node.meta["sample_layout"], x, slope, len(rows)):
                         table.index_add_(0, rows[part], (gradient.flatten(1) / batch).to(table.dtype))
             return tables
 
@@ -166,15 +166,15 @@ class CalibratedNetwork:
         return dict(zip(names, self.ranks.sums(own, zeros), strict=True))
 
     def _slopes(
-        self, program: Program, nodes: list[Node], begin: int, end: int, labels: Tensor
+        self, program: Program, nodes: list[Node], chosen: Tensor, labels: Tensor
     ) -> tuple[Values, Sequence[Tensor]]:
         """The values of a pass over some samples, and the gradients of their summed loss by some of the values."""
-        leaves, parameters = self._varying(self.samples.rows(begin, end))
+        leaves, parameters = self._varying(self.samples.at(chosen))
         values = dict(zip((node.name for node in self.graph.inputs), leaves, strict=True))
         with torch.enable_grad():
             values |= program(values, parameters)
             logits = self._logits([values[node.name] for node in self.graph.outputs])
-            loss = F.cross_entropy(logits, labels[begin:end], reduction="sum")
+            loss = F.cross_entropy(logits, labels[chosen.to(labels.device)], reduction="sum")
             # zeros for layers that the class scores do not depend on, such as those of another output
             return values, torch.autograd.grad(loss, [values[node.name] for node in nodes], materialize_grads=True)
 
@@ -190,14 +190,10 @@ class CalibratedNetwork:
         tables = {name: p for name, p in self.parameters.items() if name not in weights and _is_float(p)}
         return leaves, {**self.parameters, **{n: p.detach().requires_grad_() for n, p in tables.items()}}
 
-    def _own_ranges(self, count: int) -> Iterator[tuple[int, int]]:
-        """The first and the end of each micro-batch of the first `count` samples that this rank owns."""
-        size = self._micro_batch(count)
-        starts = [begin for index, begin in enumerate(range(0, count, size)) if self.ranks.owns(index)]
-        return ((begin, min(begin + size, count)) for begin in starts)
-
-    def _micro_batch(self, count: int) -> int:
-        return min(self._at_once, self.ranks.share(count))
+    def _own_rows(self, count: int) -> tuple[Tensor, ...]:
+        """Of the first `count` samples those that this rank owns, in micro-batches."""
+        own = torch.arange(self.ranks.rank, count, self.ranks.size)
+        return own.split(self._at_once) if len(own) else ()
 
     @cached_property
     def _at_once(self) -> int:
@@ -250,8 +246,8 @@ class CalibratedNetwork:
 
                 def own() -> list[Tensor]:
                     (table,) = zeros()
-                    for begin, end in self._own_ranges(count):
-                        table[begin:end] = self._logits(self.graph.run(self.samples.rows(begin, end)))
+                    for rows in self._own_rows(count):
+                        table[rows.to(table.device)] = self._logits(self.graph.run(self.samples.at(rows)))
                     return [table]
 
                 (self._predictions,) = self.ranks.sums(own, zeros)

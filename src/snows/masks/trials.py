@@ -49,7 +49,7 @@ class Trials:
         self, graph: Graph, layers: Sequence[Layer], fitted: Samples, judged: Samples, memory: Memory | None = None
     ) -> None:
         self.graph, self.labels = graph, judged.labels
-        self._layers = sorted(layers, key=lambda layer: layer.position)
+        self.layers = sorted(layers, key=lambda layer: layer.position)
         names = [node.name for node in graph.inputs]
         size = _MICRO_BATCH.get(next(iter(graph.parameters.values())).device.type, 100)
         self.stream = Stream(graph, graph.parameters, cut(fitted, judged, names, size), memory)
@@ -61,7 +61,7 @@ class Trials:
 
     def __iter__(self) -> Iterator[Trial]:
         _ = self.dense  # while the stream holds the network's inputs
-        for layer in self._layers:
+        for layer in self.layers:
             self.stream.advance(layer.position)
             yield Trial(self, layer)
 

@@ -113,16 +113,12 @@ def digest(value: Any) -> str:
     return hasher.hexdigest()
 
 
-def digest_of_samples(parts: Sequence[Samples], piece: int, ranks: Ranks) -> str:
-    """Of all samples in their order, however many ranks share them in pieces of so many samples."""
+def digest_of_samples(parts: Sequence[Samples], ranks: Ranks) -> str:
+    """Of all samples in their order, however many ranks share them."""
     own: dict[int, str] = {}
-    count = pieces = 0
+    count = 0
     for samples in parts:
-        for begin in range(0, samples.count, piece):
-            if ranks.owns(pieces):
-                indices = range(begin, min(begin + piece, samples.count))
-                own |= {count + index: digest(samples.stored(index)) for index in indices}
-            pieces += 1
+        own |= {count + index: digest(samples.stored(index)) for index in range(samples.count) if ranks.owns(index)}
         count += samples.count
     found: dict[int, str] = {}
     for digests in ranks.gathered(own):

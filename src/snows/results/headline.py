@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..words import to_pattern
 from .figures import amount, figure, measure_title, measured, memory, percent, time_taken
 
 Data = Mapping[str, Any]
@@ -101,10 +102,12 @@ def began_in_closed_form(solve: Data) -> bool:
 
 
 def title(report: Data) -> str:
-    model, pattern = report["model"] or "Model", report["pattern"]
-    if pattern == "given":
-        return f"{model} with given masks"
-    return f"{model} pruned to {pattern}" if pattern else model
+    pattern = report["pattern"]
+    words = to_pattern(pattern)
+    done = [words if pattern == "given" else f"pruned {words}"] if pattern else []
+    if report["retraining"]:
+        done.append("retrained")
+    return f"{report['model'] or 'Model'} {' and '.join(done)}".strip()
 
 
 def subtitle(report: Data) -> str:

@@ -49,7 +49,13 @@ def render(report: Data, refresh: float | None = None) -> str:
 @cache
 def _template() -> Template:
     return read_template(
-        __package__, "page", "report.html.j2", figure=figure, percent=percent, title_of_measure=measure_title
+        __package__,
+        "page",
+        "report.html.j2",
+        figure=figure,
+        percent=percent,
+        title_of_measure=measure_title,
+        measured=measured,
     )
 
 

@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -56,7 +57,6 @@ class Distillation:
     settings: DistillSettings
     memory: Memory
     seed: int
-    piece: int = 1  # samples in a micro-batch of the cascade: what a rank has of a Dataset
     ranks: Ranks = ALONE
 
     def run(self, parameters: Mapping[str, Tensor], notify: Listener = ignore) -> tuple[dict[str, Tensor], Distilled]:
@@ -104,13 +104,12 @@ class Distillation:
         generator = torch.Generator().manual_seed(self.seed)
         pause = max(1, steps // _EVALUATIONS)
 
-        def batches() -> Iterator[list[Any]]:
+        def batches() -> Iterator[list[Any] | None]:
             """One step's pieces: all ranks make the same views, and each takes its part of them."""
             for _ in range(pieces):
                 chosen = torch.randint(fitted.count, (size,), generator=generator)
-                views = _views(fitted.at_shared(chosen, self.piece, self.ranks), generator)
-                if share:
-                    yield [leaf[part] if has_rows(leaf) else leaf for leaf in views]
+                views = _views(fitted.at_shared(chosen, self.ranks), generator)
+                yield [leaf[part] if has_rows(leaf) else leaf for leaf in views] if share else None
 
         for step in range(1, steps + 1):
             for group in optimizer.param_groups:
@@ -267,17 +266,18 @@ class _Gradient:
             lambda leaves: torch.autograd.grad(loss(leaves), variables, materialize_grads=True), variables[0].device
         )
 
-    def add(self, batches: Iterable[list[Any]]) -> None:
-        """For all of these inputs."""
+    def add(self, batches: Iterable[list[Any] | None]) -> None:
+        """For all of these inputs. None: this rank has no part of a batch, of which there are as many on all ranks."""
         totals = [torch.zeros_like(v) if v.grad is None else v.grad for v in self._variables]
 
-        def own() -> list[Tensor]:
-            for leaves in batches:
+        def add_own(leaves: list[Any] | None) -> None:
+            if leaves is not None:
                 for total, gradient in zip(totals, self._pass(leaves), strict=True):
                     total.add_(gradient)
-            return totals
 
-        sums = self._ranks.sums(own, lambda: totals)
+        for leaves in batches:  # ranks read them together: none may leave before the others
+            self._ranks.together(partial(add_own, leaves))
+        sums = self._ranks.sums(lambda: totals, lambda: totals)
         for variable, total, summed in zip(self._variables, totals, sums, strict=True):
             if summed is not total:
                 total.copy_(summed)

@@ -54,17 +54,19 @@ def micro_batch_size(
     memory: Memory,
     ranks: Ranks = ALONE,
 ) -> int:
-    """Samples in one piece, such that a pass through the largest segment fits in memory, and every rank has a piece."""
+    """Samples in one piece, such that a pass through the largest segment fits in memory. Ranks share every piece.
+
+    It is as large as that of a process alone that has the memory of all ranks: both then choose the same samples.
+    """
 
     def needed(group: tuple[PlannedLayer, ...]) -> int:
         cost = graph.cost([planned.layer for planned in group], group[0].horizon)
         live = graph.live_bytes(min(planned.layer.position for planned in group))
         return int(GRADIENT * cost.bytes) + cost.output_bytes + cost.prelude_bytes + 2 * live
 
-    fitting = memory.one_pass // max([1, *(needed(group) for group in plan.groups)])
+    fitting = ranks.size * memory.one_pass // max([1, *(needed(group) for group in plan.groups)])
     together = settings.minibatch if settings.in_minibatches else settings.curvature.samples
-    shared = ranks.share(min(together, samples))
-    return max(1, min(shared, _MICRO_BATCH.get(device.type, 250), fitting, ending_soon(graph, device)))
+    return max(1, min(together, samples, _MICRO_BATCH.get(device.type, 250), fitting, ending_soon(graph, device)))
 
 
 def ending_soon(graph: Graph, device: torch.device) -> int:

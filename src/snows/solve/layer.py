@@ -277,24 +277,25 @@ class _Solve:
         samples = samples_in_products(self.settings.curvature, inputs)
         ranks = self.objective.ranks
         if samples < ALL_SAMPLES:
-            wanted = ranks.share(min(samples, self.objective.samples))
-            samples = ranks.size * self.memory.fitting_samples(wanted, self._linearized_bytes(), self.problem.sizes[0])
-        narrow = self.problem.narrowed(ranks.share(samples))
+            wanted = min(samples, self.objective.samples)
+            own = self.memory.fitting_samples(ranks.share(wanted), self._linearized_bytes(), self.problem.sizes[0])
+            samples = min(wanted, ranks.size * own)
+        narrow = self.problem.narrowed(samples)
         sampled = narrow.objective(self.settings.normalization, self.precision)
         steps_before = self.turn.sweep * self.settings.newton.steps
-        subsets = _rotating_subsets(narrow.sizes[: len(sampled.chosen)], samples, steps_before)
+        subsets = _rotating_subsets(narrow.block_sizes, samples, steps_before)
         at_start = None if start.gradient is None else (start.loss, start.gradient)
 
         def system(at: Tensor, step: int) -> System:
-            return self._system(sampled.subset(subsets(step)), at)
+            return self._system(sampled.subset(narrow.pieces_of(subsets(step))), at)
 
         return newton(self.objective, system, start.weight, self.mask, self.settings.newton, at_start, self.notify)
 
     def _on_minibatches(self, start: _Start) -> NewtonResult:
         """Algorithm 2 as written: gradient, line search and products on the same mini-batch, one after another."""
         total = NewtonResult(start.weight, start.loss, start.loss, 0, 0, NewtonOutcome.STEPS_DONE)
-        for part in _consecutive(self.problem.sizes[: len(self.objective.chosen)], self.settings.minibatch):
-            batch = self.objective.subset(part)
+        for part in _consecutive(self.problem.block_sizes, self.settings.minibatch):
+            batch = self.objective.subset(self.problem.pieces_of(part))
 
             def system(at: Tensor, _: int, batch: Objective = batch) -> System:
                 return self._system(batch, at)
@@ -379,7 +380,7 @@ def _report(start: _Start, solution: NewtonResult, best: _Candidate, sweep: int)
 
 
 def _rotating_subsets(sizes: tuple[int, ...], samples: int, steps_before: int) -> Callable[[int], tuple[int, ...]]:
-    """For each step, pieces with about `samples` samples. The next step takes the next pieces, and so does a sweep."""
+    """For each step, blocks with about `samples` samples. The next step takes the next blocks, and so does a sweep."""
     if samples >= sum(sizes):
         return lambda step: tuple(range(len(sizes)))
     count = max(1, round(samples / sizes[0]))
@@ -387,6 +388,6 @@ def _rotating_subsets(sizes: tuple[int, ...], samples: int, steps_before: int) -
 
 
 def _consecutive(sizes: tuple[int, ...], samples: int) -> list[tuple[int, ...]]:
-    """Consecutive pieces with about `samples` samples each: the mini-batches of Algorithm 2."""
+    """Consecutive blocks with about `samples` samples each: the mini-batches of Algorithm 2."""
     count = max(1, round(samples / sizes[0]))
     return [tuple(range(i, min(i + count, len(sizes)))) for i in range(0, len(sizes), count)]

@@ -142,7 +142,7 @@ class Objective:
         return lambda v: self.ranks.sums(lambda: summed(v), lambda: [torch.zeros_like(weight)])[0]
 
     def _own_pieces(self) -> Iterator[Piece]:
-        return (self.pieces[index] for index in self.chosen if self.ranks.owns(index))
+        return (self.pieces[index] for index in self.chosen if self.ranks.owns(index) and self.sizes[index])
 
     def _factors(self, piece: Piece, outputs: Sequence[Tensor]) -> list[float]:
         """The factors c_k. Only the sizes of the outputs matter."""

@@ -70,7 +70,7 @@ class LayerProblem:
     def __post_init__(self) -> None:
         self.layers = self.segment.layers
         self.packing = Packing(tuple(layer.shape for layer in self.layers))
-        self.sizes = self.pruned.sizes
+        self.sizes, self.blocks = self.pruned.sizes, self.pruned.blocks
         self.held_out = self.pruned.held_out
         stream = self.dense if self.targets_from == "dense-stream" else self.pruned
         self._teacher = Teacher(self.segment, stream, self.dense.parameters, self.dense_outputs)
@@ -116,14 +116,22 @@ class LayerProblem:
             self._kept[index] = piece
         return piece
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Samples in each block. A process alone has one piece in each, and several ranks must choose as it does."""
+        return tuple(map(self.pruned.samples_in, self.blocks))
+
+    def pieces_of(self, blocks: Sequence[int]) -> list[int]:
+        return [piece for block in blocks for piece in self.blocks[block]]
+
     def narrowed(self, samples: int) -> LayerProblem:
-        """The same problem with at most so many samples of each piece. Unchanged if samples cannot be cut off."""
-        if samples >= max(self.sizes) or not self.segment.batch_first:
+        """The same problem with at most so many samples of each block. Unchanged if samples cannot be cut off."""
+        if samples >= max(*self.block_sizes, *self.sizes) or not self.segment.batch_first:
             return self
         dense, pruned = self.dense.narrowed(samples), self.pruned.narrowed(samples)
         outputs = self.dense_outputs
         if outputs is not None:  # the first axis is the samples', or samples times something
-            shares = [Fraction(new, old) for new, old in zip(dense.sizes, self.sizes, strict=True)]
+            shares = {index: Fraction(dense.sizes[index], self.sizes[index]) for index in outputs}
             names = self.segment.outputs
             outputs = {
                 index: {name: values[name][: int(len(values[name]) * shares[index])] for name in names}
@@ -151,7 +159,8 @@ class LayerProblem:
         layer, pieces = self.layers[index], self.pruned.fitted
         if samples is not None:
             wanted = max(samples, _POSITIONS_PER_COLUMN * layer.columns / layer.positions)
-            pieces = min(pieces, math.ceil(wanted / self.sizes[0]))
+            blocks = math.ceil(wanted / self.block_sizes[0])
+            pieces = min(pieces, blocks * len(self.blocks[0]))
         return gram_of_inputs(layer, self.pruned, self._inputs(layer, self.pruned, pieces))
 
     def dense_gram(self, index: int = 0) -> Tensor:
@@ -213,10 +222,10 @@ class LayerProblem:
     def _pieces_with(self, samples: int) -> int:
         """How many of the first micro-batches have so many samples together; all fitted ones if these have fewer."""
         count = 0
-        for pieces, size in enumerate(self.sizes[: self.pruned.fitted], 1):
-            count += size
+        for block in self.blocks:
+            count += self.pruned.samples_in(block)
             if count >= samples:
-                return pieces
+                return block.stop
         return self.pruned.fitted
 
 

@@ -36,7 +36,10 @@ ERRORS: dict[str, tuple[int, str, tuple[str, ...]]] = {
         1, "metric_that_fails of net.py failed: ZeroDivisionError: division by zero",
         (*MODEL, "--data", "net.py:pairs", "--metric", "net.py:metric_that_fails"),
     ),
-    "no metric": (1, "or metric= (--metric) for other tasks", ("prune", "net.py:segmenter", "--data", "net.py:scenes")),
+    "no metric": (
+        1, "or metric= (--metric of evaluate and prune) for other tasks",
+        ("prune", "net.py:segmenter", "--data", "net.py:scenes"),
+    ),
     "test labels": (
         1, "labels go from 9 to 9; the network has 4 outputs", (*MODEL, "--data", "net.py:wrong_labels"),
     ),

@@ -49,6 +49,15 @@ def test_help_imports_neither_torch_nor_numpy(words: list[str]) -> None:
     assert "Usage:" in done.stdout
 
 
+def test_the_list_of_commands_fits_a_line_each() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "snows", "--help"], capture_output=True, text=True, env={**ENVIRONMENT, "COLUMNS": "80"}
+    )
+    commands = done.stdout.split("Commands:\n")[1].splitlines()
+    assert len(commands) >= 10
+    assert all(line.endswith(".") and not line.endswith("...") and len(line) <= 80 for line in commands), commands
+
+
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     words = ("prune", "net.py:model", "--data", "net.py:labelled", "--pattern", "2:4", "--recipe", "fast.json")
     first = process(*words, "--out", tmp_path / "out")

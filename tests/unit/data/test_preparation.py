@@ -100,6 +100,22 @@ def test_a_copy_has_the_new_weights() -> None:
     assert torch.equal(new[0].weight, model[0].weight)
 
 
+def test_weights_that_are_handed_over_are_not_copied() -> None:
+    model = make("mlp").train()
+    own = {name: p.detach().clone() + 1 for name, p in model.named_parameters() if name.endswith("weight")}
+    new = with_weights(model, own, handed_over=True)
+    assert {name: p.data_ptr() for name, p in new.named_parameters() if name in own} == {
+        name: tensor.data_ptr() for name, tensor in own.items()
+    }
+    assert [p.requires_grad for p in new.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert new.training
+    assert new[0].bias.data_ptr() != model[0].bias.data_ptr()
+    assert torch.equal(new[0].bias, model[0].bias)
+    copied = with_weights(model.half(), own, handed_over=True)  # of another dtype they are
+    assert torch.equal(copied[0].weight, own["0.weight"].half())
+    assert not torch.equal(copied[0].weight, model[0].weight)
+
+
 def test_what_cannot_be_prepared_is_refused() -> None:
     with pytest.raises(InputError, match="ReLU has no parameters"):
         prepare(nn.ReLU().eval(), X, None, seed=0)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from snows.data import streams
 from snows.data.samples import Samples, read_samples
 from snows.data.streams import Batches, Stream, cut
+from snows.devices.distributed.ranks import Ranks
 from snows.devices.memory import Memory
 from snows.graph import Graph
 from tests.networks import NETWORKS, call_arguments, captured, example
@@ -291,6 +292,30 @@ def test_smaller_micro_batches_hold_the_same_samples() -> None:
         sizes.append(max(made.sizes))
         made = made.smaller() if made.smaller else None
     assert sizes == [5, 2, 1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 100])
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_ranks_share_the_blocks_of_one_process(ranks: int, size: int) -> None:
+    """Each has every so many-th sample, whatever the size of a block: those of a Dataset are read by one rank alone."""
+    _, graph = captured("mlp")
+    alone = Stream(graph, graph.parameters, cut(*table(13).split(9), ["x"], size))
+    blocks: dict[int, list[float]] = {}
+    first: dict[int, list[float]] = {}
+    for rank in range(ranks):
+        stream = Stream(graph, graph.parameters, cut(*table(13).split(9), ["x"], size, Ranks(rank, ranks)))
+        own = {index: stream[index]["x"].flatten().tolist() for index in stream.own}
+        assert [row for rows in own.values() for row in rows] == [*range(rank, 9, ranks), *range(9 + rank, 13, ranks)]
+        assert [stream.samples_in(block) for block in stream.blocks] == list(alone.sizes[: alone.fitted])
+        view = stream.narrowed(3)
+        for number, block in enumerate(stream.blocks):
+            for index in set(block) & own.keys():
+                blocks.setdefault(number, []).extend(own[index])
+                first.setdefault(number, []).extend(view.read(index, ["x"])["x"].flatten().tolist())
+    for number in range(alone.fitted):
+        rows = alone[number]["x"].flatten().tolist()
+        assert sorted(blocks[number]) == rows
+        assert sorted(first[number]) == rows[:3]
 
 
 def test_samples_are_read_when_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,13 @@ def test_the_headline() -> None:
     ).text  # fmt: skip
 
 
+def test_masks_from_elsewhere_are_no_pattern() -> None:
+    given = replace(STARTED, pattern="given", mask="given")
+    assert str(STARTED) == "Net to 2:4"
+    assert str(given) == "Net with given masks"
+    assert page(given).text.startswith("Net with given masks –")
+
+
 def test_on_a_cpu_the_peak_of_memory_is_that_of_the_process() -> None:
     phases = (Phase("reading", 1.0, None), Phase("solving", 9.0, 3 << 30), Phase("comparing", 1.0, 2 << 30))
     finished = replace(FINISHED, peak_memory_bytes=None, phases=phases)
@@ -198,9 +205,10 @@ def test_a_retraining_cut_off_anywhere_has_a_page(run: list[Event]) -> None:
         found = page(*run, *RETRAINED[:length])
         assert ("Not finished" in found.text) == (length < len(RETRAINED))
         epochs = sum(isinstance(event, EpochEnded) for event in RETRAINED[:length])
-        assert ["0", "0", "", "0.5"] in found.rows or epochs == 0
+        assert ["0", "", "", "50.00 %"] in found.rows or epochs == 0
         words = f"what has happened so far, {max(0, epochs - 1)} of 2 epochs of retraining."
         assert words in found.text or length == len(RETRAINED)
+    assert found.text.startswith("Net pruned to 2:4 and retrained –" if run else "Net retrained –")
     assert "Kept are the weights of epoch 1: the best top-1 accuracy of 10 held-out samples" in found.text
 
 

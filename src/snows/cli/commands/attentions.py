@@ -29,7 +29,7 @@ _FileOption = Annotated[Path, typer.Option("--out", help="The picture (.png). A 
 _ImagesOption = Annotated[int, typer.Option("--images", min=1, help="How many images of the data to show.")]
 
 
-@app.command()
+@app.command(short_help="Where a vision transformer looks, as pictures.")
 def attention(
     model: ModelArgument = None,
     data: DataOption = None,

@@ -26,7 +26,7 @@ ReplaceOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Write a saved result for an engine.")
 def export(
     directory: SavedArgument,
     to: FormatOption,

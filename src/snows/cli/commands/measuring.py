@@ -43,7 +43,7 @@ from ..rows import Judge
 from ..tables import evaluation_table, make_console, print_comparison, print_inspection
 
 
-@app.command()
+@app.command(short_help="Accuracy, agreement, or a metric of your own.")
 def evaluate(
     model: ModelArgument = None,
     data: DataOption = None,
@@ -90,7 +90,7 @@ def evaluate(
         make_console().print(evaluation_table(rows, read.test_count))
 
 
-@app.command()
+@app.command(short_help="What a run would do to each layer, and what it takes.")
 def inspect(
     model: ModelArgument = None,
     data: DataOption = None,
@@ -137,7 +137,7 @@ def inspect(
         print_inspection(found)
 
 
-@app.command()
+@app.command(short_help="Mask methods and patterns side by side.")
 def compare(
     model: ModelArgument = None,
     data: DataOption = None,

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _LAYER_WISE = "layer-wise (K=0)"
 
 
-@app.command()
+@app.command(short_help="Prune a model and re-adjust what is left.")
 def prune(
     model: ModelArgument = None,
     data: DataOption = None,

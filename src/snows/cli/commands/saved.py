@@ -9,7 +9,7 @@ from ..arguments import CheckedModelOption, DebugOption, JsonOption, QuietOption
 from ..tables import print_verification
 
 
-@app.command()
+@app.command(short_help="Check that a saved result is what was written.")
 def verify(
     directory: SavedArgument,
     model: CheckedModelOption = None,

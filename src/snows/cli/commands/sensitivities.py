@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ...devices.distributed.launch import connected
 from ..app import app
 from ..arguments import (
     ConfigOption,
@@ -47,7 +48,7 @@ _FileOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="How much each layer can lose.")
 def sensitivity(
     model: ModelArgument = None,
     data: DataOption = None,
@@ -78,10 +79,11 @@ def sensitivity(
     require_new_json(out, ".html")
     patterns = split_patterns(pattern) if pattern else list(PATTERNS)
     dense, read = request.model_and_data()
-    found = measure(
-        dense, read.samples(labels == "given"), patterns, layers=layers, exclude=exclude, labels=labels,  # type: ignore[arg-type]  # any word; it is checked there
-        device=request.device, seed=seed, memory=memory, progress=not request.quiet,
-    )  # fmt: skip
+    with connected(request.device):
+        found = measure(
+            dense, read.samples(labels == "given"), patterns, layers=layers, exclude=exclude, labels=labels,  # type: ignore[arg-type]  # any word; it is checked there
+            device=request.device, seed=seed, memory=memory, progress=not request.quiet,
+        )  # fmt: skip
     if out is not None:
         found.save(out)
         found.to_html(out.with_suffix(".html"))

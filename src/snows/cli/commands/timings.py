@@ -44,7 +44,7 @@ _FileOption = Annotated[
 _ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file of --out if it holds other timings.")]
 
 
-@app.command()
+@app.command(short_help="Time a saved result on this machine.")
 def bench(
     directory: SavedArgument,
     model: CheckedModelOption = None,

@@ -99,7 +99,7 @@ EpochsFolderOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Train a saved result further, with its masks frozen.")
 def retrain(
     directory: SavedArgument,
     out: RetrainedOption,

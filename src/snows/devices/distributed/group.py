@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...errors import is_out_of_memory
+from ...errors import ArgumentError, is_out_of_memory, shown
 from .ranks import ALONE, Ranks
 from .watch import Watch
 
@@ -56,11 +56,19 @@ class Group(Ranks):
 
     def together(self, work: Callable[[], T]) -> T:
         result, error = _attempt(work)
+        if isinstance(error, SharedOutOfMemoryError):  # out of a call inside of `work`: all know it
+            raise error
         failed = torch.tensor(float(error is not None))
         self._reduce(failed)
         if failed > 0:
             raise _out_of_memory(error)
         return result  # type: ignore[return-value]  # None only where `work` gives it
+
+    def rows(self, work: Callable[[slice], Sequence[Tensor]], count: int) -> list[Tensor]:
+        own = self.part(count)
+        made = self.together(lambda: [tensor.cpu() for tensor in work(own)] if own.start < own.stop else [])
+        parts = [part for part in self.gathered(made) if part]
+        return [torch.cat(column) for column in zip(*parts, strict=True)]
 
     def gathered(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size
@@ -95,13 +103,24 @@ class Group(Ranks):
         self._send(tensor, dist.all_reduce)
 
     def _send(self, tensor: Tensor, call: Callable[[Tensor], Any]) -> None:
-        """Change a tensor by a collective call, which wants numbers in one block of memory, and NCCL on its GPU."""
+        """Change a tensor by a collective call, which wants numbers in one block of memory, on a device it serves."""
         sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
-        sent = sent.cuda() if dist.get_backend() == "nccl" else sent
+        sent = sent.to(carrier(sent.device, dist.get_backend_config()))
         with self._watch.naming_the_lost():
             call(sent)
         if sent is not tensor:
             tensor.copy_(sent)
+
+
+def carrier(device: torch.device, backends: str) -> torch.device:
+    """From where a tensor of this device is sent: NCCL serves GPUs alone.
+
+    Args:
+        device: The tensor's.
+        backends: As torch has them: "cuda:nccl", or "cpu:gloo,cuda:nccl".
+    """
+    served = [backend.split(":")[0] for backend in backends.split(",")]
+    return device if device.type in served else torch.device(served[0])
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
@@ -144,17 +163,29 @@ def _is_connected() -> bool:
 
 
 @contextmanager
-def connected(device: str | None, local_rank: int) -> Iterator[None]:
-    """Inside, there is a process group: gloo on CPUs, NCCL on GPUs, one GPU for each rank of a host."""
+def connected(device: str | None, local_rank: int, local_size: int) -> Iterator[None]:
+    """Inside, there is a process group: gloo on CPUs, NCCL on GPUs, one GPU for each of the ranks of this host."""
     on_gpu = (device or ("cuda" if torch.cuda.is_available() else "cpu")).startswith("cuda")
-    if on_gpu:
-        torch.cuda.set_device(local_rank)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT)
-    Watch.started()
+    gpu = own_gpu(device or "cuda", local_rank, local_size) if on_gpu else None
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=gpu)
+    watch = Watch.started()
     try:
         yield
-        dist.barrier()  # the store may be in rank 0, which must not be the first to leave
+        with watch.naming_the_lost():
+            dist.barrier()  # the store may be in rank 0, which must not be the first to leave
     except BaseException:
         Watch.finish(well=False)
         raise
     Watch.finish()
+
+
+def own_gpu(device: str, local_rank: int, local_size: int) -> torch.device:
+    """This rank's, from now on the current one."""
+    if device != "cuda":
+        raise ArgumentError(f"device {shown(device)} is one GPU, and there are several ranks; expected 'cuda' or 'cpu'")
+    if local_size > (found := torch.cuda.device_count()):
+        raise ArgumentError(
+            f"there are {local_size} ranks on this host, and {found} GPUs; expected a GPU for each, or --device cpu"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)

@@ -31,4 +31,4 @@ def connected(device: str | None) -> AbstractContextManager[None]:
         return nullcontext()
     from .group import connected as connected_ranks
 
-    return connected_ranks(device, int(os.environ["LOCAL_RANK"]))
+    return connected_ranks(device, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))

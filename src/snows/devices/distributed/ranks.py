@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -38,7 +40,7 @@ class Ranks:
         return self.rank == 0
 
     def owner(self, index: int) -> int:
-        """The rank that works on a micro-batch. They are dealt out in turn."""
+        """The rank that works on a sample, or on a micro-batch. They are dealt out in turn."""
         return index % self.size
 
     def owns(self, index: int) -> bool:
@@ -51,6 +53,14 @@ class Ranks:
     def part(self, count: int) -> slice:
         """Which of `count` neighbours this process gets. They may be none."""
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+    def dealt(self, costs: Sequence[float]) -> list[int]:
+        """The rank that does each of several independent jobs: the costliest first, each for whom has least to do."""
+        owners, busy = [0] * len(costs), [0.0] * self.size
+        for job in sorted(range(len(costs)), key=lambda job: -costs[job]):
+            owners[job] = min(range(self.size), key=busy.__getitem__)
+            busy[owners[job]] += costs[job]
+        return owners
 
     def sums(self, work: Callable[[], Sequence[Tensor]], zeros: Callable[[], Sequence[Tensor]]) -> list[Tensor]:
         """The sums over all ranks of what `work` gives on each.
@@ -67,6 +77,17 @@ class Ranks:
         """What `work` gives on this rank. If one rank runs out of memory in it, all raise `out_of_memory`."""
         return work()
 
+    def rows(self, work: Callable[[slice], Sequence[Tensor]], count: int) -> list[Tensor]:
+        """The tensors that `work` gives for `count` rows, which ranks share as equal neighbours.
+
+        Only this of all calls may be made inside of `together`: both begin with the same question.
+
+        Args:
+            work: Gives tensors with one row for each of those that it is asked for. They are independent of each other.
+            count: Of all rows.
+        """
+        return list(work(slice(0, count)))
+
     def gathered(self, value: T) -> list[T]:
         """The values of all ranks, in their order."""
         return [value]
@@ -80,3 +101,19 @@ class Ranks:
 
 
 ALONE = Ranks()
+_sharing: ContextVar[Ranks] = ContextVar("_sharing", default=ALONE)
+
+
+@contextmanager
+def sharing(ranks: Ranks) -> Iterator[None]:
+    """Inside, work on rows is shared by `ranks`, who all do the same."""
+    token = _sharing.set(ranks)
+    try:
+        yield
+    finally:
+        _sharing.reset(token)
+
+
+def sharers() -> Ranks:
+    """Who share work on rows here."""
+    return _sharing.get()

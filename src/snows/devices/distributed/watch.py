@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -63,11 +64,13 @@ class Watch:
         self._patience = _DEAD
         self._stopped, self._found = threading.Event(), threading.Event()
         self._lost: int | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="snows-watch")
-        self._thread.start()
+        self._signals = _Signals()
         with suppress(ValueError):  # signals are the main thread's
             if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
                 signal.signal(signal.SIGTERM, self._on_termination)
+                self._signals.hear()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="snows-watch")
+        self._thread.start()
         # A thread that is in a call of the store when Python ends would abort the process.
         atexit.register(lambda: Watch.finish(well=not hasattr(sys, "last_value")))
 
@@ -116,6 +119,8 @@ class Watch:
         heard = {rank: ("", time.monotonic()) for rank in range(self._size) if rank != self._rank}
         while self._lost is None and not self._stopped.wait(_BEAT):
             beats += 1
+            if signal.SIGTERM in self._signals.heard():
+                self._patience = _DEAD_IF_SUSPECTED
             try:
                 self._store.set(f"beat/{self._rank}", str(beats))
                 self._listen(heard)
@@ -153,6 +158,39 @@ class Watch:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._thread is not threading.current_thread():
             self._thread.join()
+            self._signals.close()
         if well:
             with suppress(RuntimeError):
                 self._store.set(f"beat/{self._rank}", _DONE)
+
+
+class _Signals:
+    """What signals came, for another thread: the main one may be in a call that does not end.
+
+    torchrun kills ranks 30 seconds after their SIGTERM, which is before they find the lost one in their own time.
+    """
+
+    def __init__(self) -> None:
+        self._ear, self._mouth = socket.socketpair()
+        self._ear.setblocking(False)
+        self._mouth.setblocking(False)
+
+    def hear(self) -> None:
+        """From now on. Only the main thread may call it."""
+        before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # it is an event loop's
+            signal.set_wakeup_fd(before)
+
+    def heard(self) -> bytes:
+        """The numbers of those that have come since."""
+        with suppress(BlockingIOError):
+            return self._ear.recv(1024)
+        return b""
+
+    def close(self) -> None:
+        with suppress(ValueError):
+            hearing = signal.set_wakeup_fd(-1)
+            if hearing != self._mouth.fileno():
+                signal.set_wakeup_fd(hearing)
+            self._ear.close()
+            self._mouth.close()
