@@ -189,5 +189,5 @@ def test_warnings_are_given_and_kept_in_the_report(case: str) -> None:
 def test_what_is_no_image_is_not_mirrored() -> None:
     with pytest.raises(snows.ArgumentError, match="mirror is for images"):
         snows.prune(make("mlp"), example("mlp", 20), "2:4", recipe=snows.Recipe(mirror=True), progress=False)
-    with pytest.raises(snows.ArgumentError, match="expected one of False, True"):
+    with pytest.raises(snows.ArgumentError, match="expected one of 'auto', False, True"):
         snows.Recipe(mirror="yes")  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ python -m tests.property.hanging FOLDER
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from fuzzing import run
@@ -67,6 +69,21 @@ def main(failures: Path) -> None:
         for number, case in enumerate(CASES):
             fuzz.run(0, number, case.__name__)
         time.sleep(1.5)  # an alarm that is left behind rings now
+
+
+def ring_late() -> None:
+    """The alarm rings when its time is taken away, at the end of a case."""
+    set_timer, before = signal.setitimer, signal.getsignal(signal.SIGALRM)
+
+    def late(which: int, seconds: float) -> None:
+        if not seconds:
+            signal.raise_signal(signal.SIGALRM)
+        set_timer(which, seconds)
+
+    with mock.patch.object(signal, "setitimer", late), run.time_limit(1000):
+        pass
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 if __name__ == "__main__":

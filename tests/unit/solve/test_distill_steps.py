@@ -83,7 +83,7 @@ def drawn(given: Distillation, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     passes: list[Tensor] = []
     with monkeypatch.context() as patch:
 
-        def watch(pool: Samples, indices: Tensor, piece: int, ranks: Ranks) -> list[Any]:
+        def watch(pool: Samples, indices: Tensor, ranks: Ranks) -> list[Any]:
             passes.append(indices)
             return pool.at(indices)
 
@@ -103,7 +103,7 @@ def test_samples_are_drawn_with_the_seed_of_the_run(monkeypatch: pytest.MonkeyPa
 
 def test_inputs_without_samples_are_the_same_in_every_pass() -> None:
     pool = replace(samples(4), leaves=[samples(4).leaves[0], torch.tensor(7), "word"])
-    x, scalar, word = pool.at_shared(torch.tensor([3, 0]), 1, ALONE)
+    x, scalar, word = pool.at_shared(torch.tensor([3, 0]), ALONE)
     assert torch.equal(x, samples(4).leaves[0][[3, 0]])
     assert scalar == 7
     assert word == "word"
