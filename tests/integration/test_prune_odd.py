@@ -194,7 +194,7 @@ class Branching(nn.Module):
         return self.inner(x) if x.shape[0] < self.size else self.inner(x) * 2
 
 
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:the mask of 0 removes every weight")
 def test_outputs_without_elements_do_not_move() -> None:
     """As those of a head that has no classes yet."""
     found = snows.sensitivity(network(classes=0), X, 0.5, layers="2", progress=False)
