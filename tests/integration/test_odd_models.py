@@ -132,6 +132,8 @@ def test_what_cannot_be_trained_is_not_frozen(saved: Path) -> None:
         snows.freeze(fixed, saved)
     with pytest.raises(InputError, match=r"^'2.weight' is torch\.float8_e4m3fn; expected a weight that can be trained"):
         snows.freeze(with_weight(lambda weight: weight.to(torch.float8_e4m3fn)), saved)
+    with pytest.raises(InputError, match=r"^'2.weight' is sparse \(.*\); expected a dense weight that can be trained"):
+        snows.freeze(with_weight(lambda weight: weight.to_sparse()), saved)
     with pytest.raises(InputError, match=r"^the submodule 2 of the model is compiled by torch\.jit"):
         snows.unfreeze(replaced(lambda layer: torch.jit.script(layer)))
 

@@ -194,6 +194,14 @@ class Branching(nn.Module):
         return self.inner(x) if x.shape[0] < self.size else self.inner(x) * 2
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors", "ignore:the mask of 0 removes every weight")
+def test_outputs_without_elements_do_not_move() -> None:
+    """As those of a head that has no classes yet."""
+    found = snows.sensitivity(network(classes=0), X, 0.5, layers="2", progress=False)
+    assert [level.mask_only.error for level in found.layers[0].levels] == [0.0]
+    assert prune(network(classes=0), pattern="0.5 measured", layers=["0", "2"]).masks.keys() == {"0.weight", "2.weight"}
+
+
 def test_a_branch_on_the_batch_size_is_noticed() -> None:
     with pytest.raises(CaptureError, match=r"does not give the model's own outputs on .* samples"):
         prune(Branching().eval())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..events import Listener
 from ..listeners import EventsFile, LivePage, TensorBoard
-from ..results.files import next_to
+from ..results.files import make_folders, next_to
 
 if TYPE_CHECKING:
     from ..results.report import Report
@@ -33,7 +33,7 @@ def listeners_of(
         listeners.append(TensorBoard(tensorboard))
     if live:
         page = Path("snows-live.html") if out is None else next_to(out, "-live.html")
-        page.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(page.parent)
         listeners.append(LivePage(page, report))
         if not quiet:
             print(f"open in a browser to follow the run: {page.resolve().as_uri()}", file=sys.stderr)

@@ -22,6 +22,7 @@ from ..events import (
     TrainingStep,
     Warned,
 )
+from ..results.files import make_folders
 from .files import Writer, opening
 
 _OF_A_SOLVE = ("loss_masked", "loss_start", "loss", "held_out_masked", "held_out", "cg_steps", "seconds")
@@ -49,6 +50,7 @@ class TensorBoard(Writer):
                 "tensorboard is needed to write for TensorBoard; install it with: pip install 'snows[tensorboard]'"
             ) from error
         with opening(self.path):
+            make_folders(self.path)
             self._board: Any = SummaryWriter(str(self.path))
         self._warnings = 0
 

@@ -96,7 +96,7 @@ class Trials:
     def variances(self) -> list[float]:
         """Of each output of the dense network."""
         columns = zip(*self.dense, strict=True)
-        return [float(torch.cat([v.flatten() for v in column]).var().clamp(min=1e-12)) for column in columns]
+        return [_variance(torch.cat([value.flatten() for value in column])) for column in columns]
 
     @cached_property
     def scores(self) -> int | None:
@@ -142,12 +142,17 @@ class Trial:
                 sizes[i] += a.numel()
             if trials.scores is not None:
                 predictions.append((outputs[trials.scores], dense[trials.scores]))
-        shares = [s / n / v for s, n, v in zip(squares, sizes, trials.variances, strict=True)]
+        shares = [s / max(n, 1) / v for s, n, v in zip(squares, sizes, trials.variances, strict=True)]
         error = sum(shares) / len(shares)
         if trials.scores is None:
             return Effect(error)
         ours, theirs = (torch.cat(column) for column in zip(*predictions, strict=True))
         return Effect(error, *_of_classes(ours, theirs, trials.labels))
+
+
+def _variance(values: Tensor) -> float:
+    """At least a little. An output without elements has any: it does not move."""
+    return float(values.var().clamp(min=1e-12)) if values.numel() else 1.0
 
 
 def _of_classes(ours: Tensor, theirs: Tensor, labels: Tensor | None) -> tuple[float, float, float | None]:

@@ -10,6 +10,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 import safetensors
@@ -79,6 +80,13 @@ def rescued(error: InputError, write: Callable[[Path], None]) -> InputError:
     return InputError(f"{error}; what was to be written is in {place}")
 
 
+def make_folders(folder: Path) -> None:
+    """Make a folder and those that it lies in, from the outside: with a thousand of them Path.mkdir gives up."""
+    for missing in reversed(list(takewhile(lambda each: not each.exists(), folder.parents))):
+        missing.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
+
+
 def check_writable(path: Path) -> None:
     """Refuse, before any work, a file or folder that could not be written in the end. Leaves nothing behind."""
     place = _behind_links(path)
@@ -89,7 +97,7 @@ def check_writable(path: Path) -> None:
     if not is_folder(nearest):
         raise CannotWriteError(f"cannot write to {path}: {nearest} is no folder")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(place.parent)
         _require_movable(place)
         trial = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
         trial.rename(trial.with_name(f"{trial.name}{_ASIDE}")).rmdir()
@@ -115,7 +123,7 @@ def new_folder(directory: Path) -> Iterator[Path]:
     place = _behind_links(directory)
     before = _content(place)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(place.parent)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     except OSError as error:
         raise CannotWriteError(f"cannot write to {directory.parent}: {error.strerror}") from error

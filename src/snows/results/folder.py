@@ -23,7 +23,7 @@ from ..errors import InputError, shown
 from ..masks.given import is_mask_file
 from ..reading import entries, is_file, is_folder, read_json
 from ..version import __version__
-from .files import check_writable, write_whole
+from .files import check_writable, make_folders, write_whole
 from .storage import refuse_existing
 
 SETTINGS, CELLS = "settings.json", "cells"
@@ -88,7 +88,7 @@ class Folder:
     def begin(self, inside: str) -> None:
         """Make the folder, its settings, and a folder inside, unless they are there."""
         try:
-            (self.path / inside).mkdir(parents=True, exist_ok=True)
+            make_folders(self.path / inside)
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}") from error
         self.require_writable()

@@ -245,12 +245,19 @@ def _fitting(name: str, mask: Tensor, parameter: nn.Parameter) -> Tensor:
         raise ArgumentError(
             f"the mask of {name!r} is {mask.dtype} with values other than 0 and 1; expected bools, True = kept"
         )
+    _require_trainable(name, parameter)
     if mask.shape != parameter.shape:
         raise InputError(
             f"the mask of {name!r} has shape {tuple(mask.shape)}; the parameter has shape {tuple(parameter.shape)}"
         )
+    return mask.to(parameter.device) != 0
+
+
+def _require_trainable(name: str, parameter: nn.Parameter) -> None:
+    problem = unusable(parameter)
+    if problem is not None:
+        raise InputError(f"{name!r} is {problem}; expected a dense weight that can be trained")
     if not parameter.is_floating_point() or is_8_bit_float(parameter):
         raise InputError(f"{name!r} is {parameter.dtype}; expected a weight that can be trained, such as float32")
     if parameter.is_inference():
         raise InputError(f"{name!r} was made in torch.inference_mode, so it cannot be trained; copy the model outside")
-    return mask.to(parameter.device) != 0

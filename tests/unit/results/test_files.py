@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from snows.errors import InputError
+from snows.listeners import TensorBoard
 from snows.results.files import (
     CannotWriteError,
     check_writable,
@@ -22,6 +24,7 @@ from snows.results.files import (
     rescued,
     write_or_rescue,
 )
+from snows.results.folder import Folder
 from tests.users import ROOT, as_ordinary_user
 
 
@@ -34,6 +37,28 @@ def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     for place in (tmp_path / "out", tmp_path / "a" / "b" / "out", tmp_path / "there"):
         check_writable(place)
     assert kept(tmp_path) == ["there"]
+
+
+DEEP = Path("a/" * (sys.getrecursionlimit() + 100))  # more folders in each other than Path.mkdir makes
+
+
+@pytest.mark.parametrize(
+    "use", [check_writable, lambda place: Folder(place, {}).begin("cells"), lambda place: TensorBoard(place).close()]
+)
+def test_a_thousand_folders_in_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        use(DEEP)
+        assert use is check_writable or DEEP.is_dir()
+    finally:
+        for folder in (DEEP / "cells", DEEP, *DEEP.parents[:-1]):  # shutil.rmtree gives up, too
+            for path in folder.glob("*") if folder.is_dir() else ():
+                path.unlink()
+            if folder.is_dir():
+                folder.rmdir()
+    assert kept(tmp_path) == []
 
 
 def make_bad_place(tmp_path: Path, kind: str) -> Path:
