@@ -6,13 +6,10 @@ from functools import partial
 
 from sections import Row, Section
 
-from snows.data.preparation import prepare
-from snows.patterns import PatternRules
-from snows.plan import make_plan
 from snows.solve.objective import CurvatureKind
 
 from .drawing import Line, line_chart
-from .paths import SAMPLES, newton_path, start_at
+from .paths import SAMPLES, newton_path, prunable_layers, start_at
 from .setting import Entry, Setting
 
 _HORIZON = 10
@@ -24,7 +21,7 @@ _KINDS: dict[CurvatureKind, str] = {"hessian": "exact Hessian", "fisher": "Fishe
 
 def rows(setting: Setting) -> Section:
     for network in setting.choose(list(_LAYERS), ["resnet20"]):
-        for layer in _layers(setting, network)[: 2 if setting.quick else _LAYERS[network]]:
+        for layer in prunable_layers(setting, network, _HORIZON)[: 2 if setting.quick else _LAYERS[network]]:
             what = {"network": network, "layer": layer, "horizon": _HORIZON, "samples": setting.count(SAMPLES)}
             yield what, partial(_measure, setting, network, layer)
 
@@ -36,12 +33,6 @@ def _measure(setting: Setting, network: str, layer: str) -> Row:
         path = newton_path(start, kind, steps, _CG_STEPS, _SECONDS).row()
         found[kind] = {key: path[key] for key in ("seconds", "steps", "losses")}
     return found
-
-
-def _layers(setting: Setting, network: str) -> list[str]:
-    graph = prepare(setting.network(network), setting.calibration(network, 4), setting.device, 0).graph
-    plan = make_plan(graph, PatternRules.parse("2:4"), _HORIZON, exclude="*downsample*")
-    return [planned.layer.name for planned in plan.pruned]
 
 
 def draw(found: list[Row]) -> dict[str, str]:

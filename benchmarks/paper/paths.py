@@ -15,7 +15,9 @@ from problems import layer_problem
 from sections import Row
 from torch import Tensor
 
-from snows.patterns import NM
+from snows.data.preparation import prepare
+from snows.patterns import NM, PatternRules
+from snows.plan import make_plan
 from snows.recipe import PAPER
 from snows.solve.cg import CGOptions
 from snows.solve.newton import NewtonOptions, System, newton
@@ -156,6 +158,14 @@ def surface(start: Start, paths: list[Path], points: int, samples: int) -> Row:
 
 def start_at(setting: Setting, network: str, layer: str | None, horizon: int, batch: int) -> Start:
     """A layer of a trained network at 2:4 (None: the first prunable one), on mini-batches of so many samples."""
+    layer = layer or prunable_layers(setting, network, horizon)[0]
     x = setting.calibration(network, SAMPLES)
     piece = min(batch, len(x) // 2)
     return Start.of(layer_problem(setting.network(network), x, setting.device, layer, "2:4", horizon, piece), NM(2, 4))
+
+
+def prunable_layers(setting: Setting, network: str, horizon: int) -> list[str]:
+    """Those of the paper, in order: shortcuts stay dense."""
+    graph = prepare(setting.network(network), setting.calibration(network, 4), setting.device, 0).graph
+    plan = make_plan(graph, PatternRules.parse("2:4"), horizon, exclude="*downsample*")
+    return [planned.layer.name for planned in plan.pruned]

@@ -298,7 +298,7 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", list(networks()))
 @pytest.mark.parametrize("recipe", [K0, RECIPE], ids=["K=0", "K=2"])
 def test_on_a_gpu(name: str, recipe: snows.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = recipe.replace(precision="float32")
+    recipe = recipe.replace(precision="full")
     for place in (None, 600):
         monkeypatch.setattr("snows.run.limits_for", lambda *_, place=place: Memory(1 << 30, 1 << 30, place))
         result = prune(name, recipe=recipe, device="cuda")

@@ -104,8 +104,8 @@ class Group(Ranks):
 
     def _send(self, tensor: Tensor, call: Callable[[Tensor], Any]) -> None:
         """Change a tensor by a collective call, which wants numbers in one block of memory, on a device it serves."""
-        sent = tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor.contiguous()
-        sent = sent.to(carrier(sent.device, dist.get_backend_config()))
+        dtype = torch.uint8 if tensor.dtype == torch.bool else tensor.dtype
+        sent = tensor.to(carrier(tensor.device, dist.get_backend_config()), dtype).contiguous()
         with self._watch.naming_the_lost():
             call(sent)
         if sent is not tensor:
