@@ -34,8 +34,8 @@ docs-table: $(INSTALLED)  ## write the tables of README and docs from benchmarks
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/laptop_tables.py
 
-paper: $(INSTALLED)  ## tables and figures of the paper: what there is, or ENTRY="nm flops"; SHARED=folder
-	cd benchmarks && ../$(BIN)/python -m paper $(ENTRY) $(if $(SHARED),--shared $(abspath $(SHARED)))
+paper: $(INSTALLED)  ## tables and figures of the paper: what there is, or ENTRY="nm flops"; SHARED=folder; JOBS=6
+	cd benchmarks && ../$(BIN)/python -m paper $(ENTRY) $(if $(SHARED),--shared $(abspath $(SHARED))) $(if $(JOBS),--jobs $(JOBS))
 
 paper-quick: $(INSTALLED)  ## all of them scaled down, on the embedded network
 	cd benchmarks && ../$(BIN)/python -m paper --quick

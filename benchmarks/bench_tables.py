@@ -52,11 +52,12 @@ def on_a_gpu() -> str:
             f"version are still to come: on a GPU, `{command}` takes them and `make docs-table` shows them here."
         )
     tables = {
-        "Whole networks, by `snows bench`:": networks,
-        "Single products, in the layout of networks and in the one that suits the kernel:": kernels,
-        "Two layers in a row:": chains,
+        "Whole networks, by `snows bench`:": (networks, {"vit", "resnet", "wide"}),
+        "Single products, in the layout of networks and in the one that suits the kernel:": (kernels, {"products"}),
+        "Two layers in a row:": (chains, {"chains"}),
     }
-    return "\n\n".join(f"{title}\n\n{make(found)}" for title, make in tables.items())
+    timed = {title: make for title, (make, parts) in tables.items() if parts & found.keys()}
+    return "\n\n".join(f"{title}\n\n{make(found)}" for title, make in timed.items())
 
 
 def networks(found: Row) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +30,47 @@ def make_parser(description: str | None, sections: Iterable[str]) -> argparse.Ar
 
 
 def measure_rows(section: Section, path: Path, device: str) -> list[Row]:
-    """Rows that the file has are not measured again. Each says by which code it was measured."""
+    """Rows that the file has are not measured again. Each says by which code it was measured.
+
+    Several processes may share a section: a row that another one measures is passed over.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
     for what, measure in section:
-        if any(all(row.get(key) == value for key, value in what.items()) for row in rows):
-            continue
-        found = environment(device)
-        rows.append({**what, **measure(), "commit": found["commit"]})
-        print(" ", json.dumps(rows[-1]), flush=True)
-        path.write_text(json.dumps({"rows": rows, "environment": found}, indent=2) + "\n")
+        with _claimed(path, what) as mine:
+            if not mine or any(all(row.get(key) == value for key, value in what.items()) for row in _rows(path)):
+                continue
+            found = environment(device)
+            row = {**what, **measure(), "commit": found["commit"]}
+            with _locked(path.parent, fcntl.LOCK_EX):
+                path.write_text(json.dumps({"rows": [*_rows(path), row], "environment": found}, indent=2) + "\n")
+            print(" ", json.dumps(row), flush=True)
+    return _rows(path)
+
+
+def _rows(path: Path) -> list[Row]:
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
     return rows
+
+
+@contextmanager
+def _claimed(path: Path, what: Row) -> Iterator[bool]:
+    """Whether this process is the one that measures the row. A process that dies gives its claim back."""
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    claim = path.with_name(f".{path.stem}-{digest}.claim")
+    claim.touch()
+    try:
+        with _locked(claim, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            yield True
+            claim.unlink(missing_ok=True)
+    except BlockingIOError:
+        yield False
+
+
+@contextmanager
+def _locked(path: Path, how: int) -> Iterator[None]:
+    handle = os.open(path, os.O_RDONLY)  # also of a folder
+    try:
+        fcntl.flock(handle, how)
+        yield
+    finally:
+        os.close(handle)

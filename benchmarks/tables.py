@@ -352,6 +352,23 @@ def retraining() -> str:
     return table(titles, lines, result["environment"]["device"])
 
 
+def larger() -> str:
+    result = read("larger")
+    titles = ["`memory=`", "samples x tokens", "time", "reading and capture", "device, peak", "host, peak"]
+    rows = [
+        [
+            {"all": "none"}.get(row["memory"], f'`"{row["memory"]}"`'),
+            f"{row['samples']} x {row['length']}",
+            f"{row['seconds']:.0f} s",
+            f"{row['phases'][0]['seconds']:.0f} s",
+            gibibytes(row["peak_memory_bytes"]),
+            gibibytes(row["host_bytes"]),
+        ]
+        for row in result["rows"]
+    ]
+    return table(titles, rows, result["environment"]["device"])
+
+
 DOCS = HERE.parent / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "retraining.md": {"retrain": retraining},
@@ -360,6 +377,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "on-a-gpu": bench_tables.on_a_gpu,
     },
     DOCS / "scale.md": {
+        "larger": larger,
         "rank-steps": ranks_tables.rank_steps,
         "rank-projection": ranks_tables.rank_projection,
         "rank-runs": ranks_tables.rank_runs,

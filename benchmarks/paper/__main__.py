@@ -2,6 +2,7 @@
 
     python -m paper                    # the entries, what each needs, and what is done
     python -m paper horizon nm         # measure these; rows that are done are skipped
+    python -m paper nm --jobs 6        # six rows at once on one GPU: for accuracy, as such rows have no time or memory
     python -m paper --quick            # all of them, scaled down, on the embedded network: minutes on a laptop
     python -m paper page               # write docs/paper.md's tables and figures from the results
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +29,7 @@ from .setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
+_CPU_BYTES = 8 << 30
 RESULTS = ROOT / "benchmarks" / "results" / "paper"
 
 
@@ -38,6 +42,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/paper, with --quick build/paper-quick")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the rows and the device")
+    parser.add_argument("--memory", help="of the device, for each of them (default: an equal share)")
     options = parser.parse_args()
     unknown = sorted({*options.entries} - {*ENTRIES, "page"})
     if unknown:
@@ -46,7 +52,10 @@ def main() -> None:
     if options.entries == ["page"]:
         page.write(RESULTS, ROOT / "docs")
     elif options.entries or options.quick:
-        measure(Setting(options.shared, options.device, options.quick), options.entries or list(ENTRIES), out)
+        setting = Setting(options.shared, options.device, options.quick, options.memory)
+        if options.jobs > 1 and options.memory is None:
+            raise SystemExit(at_once(options.jobs, setting))
+        measure(setting, options.entries or list(ENTRIES), out)
     else:
         show(out)
 
@@ -58,6 +67,15 @@ def show(out: Path) -> None:
         done = len(json.loads(path.read_text())["rows"]) if path.exists() else 0
         print(f"{name:14}{done:>10}{entry.minutes:>9g}{entry.gib:>5g}  {entry.title}")
     print("minutes and GiB: about, on one H200")
+
+
+def at_once(jobs: int, setting: Setting) -> int:
+    """This command in several processes, each with a share of the device."""
+    memory = (torch.cuda.mem_get_info()[0] if setting.device == "cuda" else _CPU_BYTES) // jobs
+    command = [sys.executable, "-m", "paper", *sys.argv[1:], "--memory", str(memory)]
+    threads = {**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    workers = [subprocess.Popen(command, env=threads) for _ in range(jobs)]
+    return max(worker.wait() for worker in workers)
 
 
 def measure(setting: Setting, names: list[str], out: Path) -> None:

@@ -9,6 +9,7 @@ from sections import Row, Section
 from .drawing import Line, line_chart, surface_chart
 from .paths import SAMPLES, best_rate, newton_path, sgd_path, start_at, surface
 from .setting import Entry, Setting
+from .tables import table
 
 _HORIZON = 10
 _BATCH = 250
@@ -51,5 +52,20 @@ def draw(found: list[Row]) -> dict[str, str]:
     return figures
 
 
+def _table(found: list[Row]) -> str:
+    """The end of both, and how soon Newton's method is where gradient descent ends."""
+    body = []
+    for row in found:
+        newton, sgd = row["newton"], row["sgd"]
+        end = [
+            f"{path['losses'][-1]:.4f}, {path['steps'][-1]:,} steps, {path['seconds'][-1]:.1f} s"
+            for path in (newton, sgd)
+        ]
+        sooner = next((i for i, loss in enumerate(newton["losses"]) if loss <= sgd["losses"][-1]), None)
+        there = "never" if sooner is None else f"{newton['steps'][sooner]} steps, {newton['seconds'][sooner]:.1f} s"
+        body.append([row["network"], f"`{row['layer']}`", *end, there])
+    return table(["network", "layer", "Newton-CG", "SGD", "Newton-CG reaches SGD's last loss in"], body)
+
+
 _PATHS = {"newton": "Newton-CG", "sgd": "SGD"}
-ENTRY = Entry("first_layer", "Figures “SGD against Newton”", rows, minutes=4, gib=20, draw=draw)
+ENTRY = Entry("first_layer", "Figures “SGD against Newton”", rows, minutes=4, gib=20, draw=draw, table=_table)

@@ -32,8 +32,8 @@ def draw(found: list[Row]) -> dict[str, str]:
         for key, unit in (("top1", "top-1, %"), ("seconds", "seconds")):
             lines = []
             for name, words in (("paper", "the paper's recipe"), ("snows", "default")):
-                mine = sorted((row for row in of_network if row["recipe"] == name), key=lambda row: row["horizon"])
-                lines.append(Line(words, [row["horizon"] for row in mine], [row[key] for row in mine]))
+                mine = sorted((r for r in of_network if r["recipe"] == name and key in r), key=lambda r: r["horizon"])
+                lines.append(Line(words, [r["horizon"] for r in mine], [r[key] for r in mine]))
             title = f"{network}, 1:4: {'accuracy' if key == 'top1' else 'time'} against K"
             figures[f"horizon-{network}-{key}"] = line_chart(title, lines, "K", unit, marks=True)
     return figures

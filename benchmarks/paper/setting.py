@@ -53,6 +53,7 @@ class Setting:
     shared: Path
     device: str
     quick: bool = False
+    memory: str | None = None  # of each of several processes; None: there is one
 
     def choose(self, full: Sequence[Any], quick: Sequence[Any]) -> Sequence[Any]:
         """The values of a row's key: all of the paper's, or a few."""
@@ -113,13 +114,13 @@ class Setting:
             warnings.simplefilter("ignore", snows.SnowsWarning)  # such as: no layer is called "*downsample*"
             result = snows.prune(
                 model, x, pattern, mask=mask, recipe=recipe, solver=None if recipe is None else "newton",
-                progress=False, **{**self.chosen_layers, **options},
+                progress=False, memory=self.memory, **{**self.chosen_layers, **options},
             )  # fmt: skip
         seconds = time.perf_counter() - began
+        cost = {"seconds": round(seconds, 2), "peak_memory_bytes": result.report.peak_memory_bytes}
         return {
             **self.worth(name, result.model, model),
-            "seconds": round(seconds, 2),
-            "peak_memory_bytes": result.report.peak_memory_bytes,
+            **(cost if self.memory is None else {}),
             "sparsity": round(result.report.sparsity, 4),
             "network_sparsity": round(result.report.network_sparsity, 4),
         }

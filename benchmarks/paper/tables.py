@@ -44,8 +44,9 @@ def accuracy(row: Row) -> str:
 
 def cost(row: Row) -> str:
     """Accuracy, time and memory in one cell."""
-    memory = row["peak_memory_bytes"]
-    return f"{row['top1']:.2f}, {row['seconds']:.0f} s" + (f", {memory / 2**30:.1f} GiB" if memory else "")
+    memory = row.get("peak_memory_bytes")
+    time = f", {row['seconds']:.0f} s" if "seconds" in row else ""
+    return f"{row['top1']:.2f}{time}" + (f", {memory / 2**30:.1f} GiB" if memory else "")
 
 
 def _text(cell: object) -> str:

@@ -15,6 +15,7 @@ from snows.data.sources import read_npz
 
 from .drawing import Line, line_chart
 from .setting import Entry, Setting
+from .tables import table
 
 _EPOCHS, _BATCH, _RATE = 30, 100, 1e-3
 _TASKS = ("cifar10", "cifar100")
@@ -112,4 +113,12 @@ def draw(found: list[Row]) -> dict[str, str]:
     return figures
 
 
-ENTRY = Entry("transfer", "Figure “Fine-tuning the classifier layer”", rows, minutes=3, gib=20, draw=draw)
+def _table(found: list[Row]) -> str:
+    by = {(row["task"], row["network"]): row["top1"][-1] for row in found}
+    tasks = dict.fromkeys(row["task"] for row in found)
+    return table(
+        ["top-1 after the last epoch", *_NETWORKS.values()], [[t, *(by.get((t, n)) for n in _NETWORKS)] for t in tasks]
+    )
+
+
+ENTRY = Entry("transfer", "Figure “Fine-tuning the classifier layer”", rows, minutes=3, gib=20, draw=draw, table=_table)

@@ -156,6 +156,9 @@ def _warnings_as_events(notify: Listener) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", SnowsWarning)
+        warnings.filterwarnings(
+            "ignore", "Attempting to run cuBLAS"
+        )  # torch's, of a thread that starts: it means nothing
         warnings.showwarning = show
         yield
     for message, count in times.items():

@@ -32,12 +32,18 @@ def as_line(text: str) -> str:
     return printable(text).replace("\n", r"\n")
 
 
+def a_type(value: object) -> str:
+    """The type of a value, with its article: "an int", "a Tensor"."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def shown(value: object) -> str:
     """An argument as an error message quotes it. Some tensors cannot be printed."""
     try:
         return repr(value)
     except Exception:
-        return f"a {type(value).__name__}"
+        return a_type(value)
 
 
 def first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from itertools import groupby
 from torch import Tensor
 
 from .data.layer_lists import SUFFIX, read_layer_list
-from .errors import ArgumentError, InputError, SnowsWarning
+from .errors import ArgumentError, InputError, SnowsWarning, a_type
 from .events import LayerFacts
 from .graph import Graph, Layer
 from .patterns import Pattern, PatternRules
@@ -172,7 +172,7 @@ def as_names(given: Names, argument: str) -> tuple[str, ...] | None:
         names = tuple(given)
     wrong = [name for name in names if not isinstance(name, str)]
     if wrong:
-        raise ArgumentError(f"{argument} has a {type(wrong[0]).__name__}; expected names or globs of layers")
+        raise ArgumentError(f"{argument} has {a_type(wrong[0])}; expected names or globs of layers")
     globs = tuple(part.strip() for name in names for part in str(name).split(",") if part.strip())
     if not globs:
         raise ArgumentError(f"{argument} is empty; expected names or globs of layers, or None for the default")

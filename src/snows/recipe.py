@@ -218,7 +218,7 @@ PAPER = Recipe(
 )
 
 # Short products: with a few hundred samples they are exact enough, and a CPU takes most of its time for them.
-FAST = DEFAULT.replace(effort="fast", cg_steps=3, product_samples=250)
+FAST = DEFAULT.replace(effort="fast", cg_steps=3, product_samples=125)
 BEST = DEFAULT.replace(effort="best")
 
 EFFORTS = {"fast": FAST, "default": DEFAULT, "best": BEST}

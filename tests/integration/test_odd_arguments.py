@@ -67,14 +67,14 @@ def test_what_is_no_module_is_refused(given: Any, saved: Path, tmp_path: Path) -
         lambda: snows.sensitivity(given, X), lambda: snows.linear_probe(given, X, Y, X, Y),
         lambda: snows.compare(given, X, "2:4", "magnitude"),
     ):  # fmt: skip
-        with pytest.raises(ArgumentError, match=r"^model is a .*; expected an nn\.Module$"):
+        with pytest.raises(ArgumentError, match=r"^model is an? .*; expected an nn\.Module$"):
             call()
     with pytest.raises(ArgumentError, match=r"^teacher is a .*; expected an nn\.Module$"):
         retrain(saved, teacher=given)
 
 
 ODD: dict[str, tuple[type[Exception], str, Call]] = {
-    "labels by number": (ArgumentError, "^labels are a int; expected", lambda m, s: snows.evaluate(m, X, 5)),
+    "labels by number": (ArgumentError, "^labels are an int; expected", lambda m, s: snows.evaluate(m, X, 5)),
     "labels in a dict": (ArgumentError, "^labels are a dict; expected", lambda m, s: snows.evaluate(m, X, {"a": 1})),
     "labels on meta": (ArgumentError, "^labels are a tensor that is without", lambda m, s: snows.evaluate(m, X, META)),
     "a batch of tensors": (ArgumentError, "^batch is tensor", lambda m, s: snows.evaluate(m, X, Y, batch=X)),  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ ODD: dict[str, tuple[type[Exception], str, Call]] = {
     "sparse scores": (ArgumentError, "^dense is a Tensor", lambda m, s: snows.evaluate(m, X, Y, SPARSE)),
     "samples in a list": (ArgumentError, "^samples is", lambda m, s: snows.inspect(m, X, samples=[1])),  # type: ignore[arg-type]
     "sparse samples": (ArgumentError, "^train is sparse", lambda m, s: snows.linear_probe(m, SPARSE, Y, X, Y)),
-    "samples that are none": (ArgumentError, "^test is a int", lambda m, s: snows.linear_probe(m, X, Y, 5, Y)),  # type: ignore[arg-type]
+    "samples that are none": (ArgumentError, "^test is an int", lambda m, s: snows.linear_probe(m, X, Y, 5, Y)),  # type: ignore[arg-type]
     "other test samples": (
         InputError, "expected the same kind and shape", lambda m, s: snows.linear_probe(m, X, Y, X[:, :5], Y),
     ),

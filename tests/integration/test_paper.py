@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import shutil
 import subprocess
@@ -52,6 +53,17 @@ def test_what_is_done_is_not_measured_again(tmp_path: Path) -> None:
     again = paper("--quick", "flops", "--out", tmp_path)
     assert '"reduction"' in first.stdout
     assert '"reduction"' not in again.stdout
+
+
+def test_several_processes_share_the_rows(tmp_path: Path) -> None:
+    done = paper("--quick", "nm", "--jobs", 2, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "nm.json").read_text())["rows"]
+    assert sorted((row["mask"], row["recipe"]) for row in rows) == sorted(
+        itertools.product(("obc", "sparsegpt", "magnitude"), ("alone", "paper", "snows"))
+    )
+    assert not any("seconds" in row for row in rows)
+    assert [path.name for path in tmp_path.iterdir()] == ["nm.json"]
 
 
 def test_an_unknown_entry_is_named(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "no batches": (InputError, "^the calibration data has no batches", lambda: snows.prune(make("mlp"), [], "2:4")),
     "no samples": (InputError, "^the calibration data has no batches", lambda: snows.prune(make("mlp"), X[:0], "2:4")),
     "one-shot generator": (InputError, "one-shot generator", lambda: snows.prune(make("mlp"), one_shot(), "2:4")),
-    "no data": (InputError, "^the calibration data is a int", lambda: snows.prune(make("mlp"), 3, "2:4")),
+    "no data": (InputError, "^the calibration data is an int", lambda: snows.prune(make("mlp"), 3, "2:4")),
     "a path": (InputError, "^the calibration data is a str", lambda: snows.prune(make("mlp"), "images/", "2:4")),
-    "batches of numbers": (InputError, "^a calibration batch is a int", lambda: snows.prune(make("mlp"), [1], "2:4")),
+    "batches of numbers": (InputError, "^a calibration batch is an int", lambda: snows.prune(make("mlp"), [1], "2:4")),
     "batches without batch dimension": (
         InputError, "no tensor with a batch dimension", lambda: snows.prune(make("mlp"), [torch.tensor(1.0)], "2:4"),
     ),

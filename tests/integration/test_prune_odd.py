@@ -117,8 +117,8 @@ def test_samples_that_hold_no_plain_numbers(case: str) -> None:
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "a seed that is a bool": ({"seed": True}, "^seed is True; expected a whole number"),
-    "layers by number": ({"layers": 5}, "^layers has a int; expected names or globs of layers"),
-    "a list of numbers": ({"exclude": [5]}, "^exclude has a int; expected names or globs of layers"),
+    "layers by number": ({"layers": 5}, "^layers has an int; expected names or globs of layers"),
+    "a list of numbers": ({"exclude": [5]}, "^exclude has an int; expected names or globs of layers"),
     "layers as a tensor": ({"layers": torch.ones(2)}, "^layers has a Tensor; expected names or globs of layers"),
     "a folder that is a number": ({"resume": 5}, "^resume is 5; expected the path of a folder"),
     "a folder without a name": ({"resume": ""}, "^resume is ''; expected the path of a folder"),

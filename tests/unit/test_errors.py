@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import snows
-from snows.errors import first_line, one_line, printable
+from snows.errors import a_type, first_line, one_line, printable
 
 EVIL = "w\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ex"
 
@@ -47,3 +47,10 @@ def test_the_first_line_of_an_error_of_others(message: str, line: str) -> None:
         pass
 
     assert first_line(Odd(message)) == line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3, "an int"), ("x", "a str"), ({}, "a dict"), (print, "a builtin_function_or_method")]
+)
+def test_a_type_has_its_article(value: object, text: str) -> None:
+    assert a_type(value) == text

@@ -431,7 +431,7 @@ def test_a_run_is_closed_in_every_case() -> None:
     with pytest.raises(ZeroDivisionError), open_run(task()):
         fail()
     assert another_run_may_start()
-    with pytest.raises(InputError, match="the calibration data is a int"), open_run(task(calibration=3)):
+    with pytest.raises(InputError, match="the calibration data is an int"), open_run(task(calibration=3)):
         pass
     assert another_run_may_start()
 

@@ -67,7 +67,8 @@ MemoryOption = Annotated[
     str | None,
     typer.Option(
         "--memory",
-        help="Device memory to use at most, such as 24GiB. [default: what is free on a GPU, 16 GiB on a CPU]",
+        help="Device memory to use at most, weights included, such as 24GiB. [default: what is free on a GPU, 16 GiB "
+        "beside the weights on a CPU]",
         show_default=False,
     ),
 ]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_MODEL, EMBEDDED_DATA = "resnet20-fashion", "fashion"
 _LARGEST_CONFIG = 1 << 13  # bytes; the memory for keys with dots grows with the square of their length
+_OWN_ZEROS = "weights"  # the word of --mask for the zeros of the weights
 _LARGEST = 1e30  # of mean and std; pixels are between 0 and 1
 
 
@@ -164,11 +165,27 @@ def read_config(path: Path | None) -> dict[str, Any]:
 
 
 def read_mask(mask: str) -> Any:
-    """A file of masks, or of pruned weights, as {name: tensor}; any other word stays as it is."""
+    """A file of masks, or of pruned weights, as {name: tensor}; any other word stays as it is, if it is known."""
     from ..data.weights import read_state
+    from ..masks.base import as_method
     from ..masks.given import is_mask_file
 
-    return read_state(Path(mask)) if is_mask_file(mask) else mask
+    if is_mask_file(mask):
+        return read_state(Path(mask))
+    if mask != _OWN_ZEROS:
+        as_method(mask)
+    return mask
+
+
+def read_pattern(pattern: str | None, mask: str, default: str) -> str | None:
+    """The pattern that masks are chosen for, if it has the right form. Given masks, and zeros, need none."""
+    from ..masks.given import is_mask_file
+    from ..patterns import PatternRules
+
+    if pattern is None:
+        return None if mask == _OWN_ZEROS or is_mask_file(mask) else default
+    PatternRules.parse(pattern)
+    return pattern
 
 
 def read_metric(name: str | None) -> Metric | None:
@@ -194,13 +211,6 @@ def read_metric(name: str | None) -> Metric | None:
             raise InputError(f"{function} of {file} failed: {quoted(error)}") from error
 
     return named
-
-
-def needs_pattern(mask: str) -> bool:
-    """Whether a mask is chosen for a pattern. Masks from a file, or the zeros of the weights, are complete."""
-    from ..masks.given import is_mask_file
-
-    return mask != "weights" and not is_mask_file(mask)
 
 
 def split_patterns(texts: list[str]) -> list[str]:

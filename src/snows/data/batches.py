@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, a_type
 from .tensors import is_8_bit_float, unusable
 from .usable import signature_of
 
@@ -65,7 +65,7 @@ def _check_labels(labels: object) -> None:
     problem = unusable(labels) if isinstance(labels, Tensor) else None
     rows = has_rows(labels) or isinstance(labels, list | tuple) or hasattr(labels, "__array__")
     if not rows or problem is not None:
-        what = f"a tensor that is {problem}" if problem is not None else f"a {type(labels).__name__}"
+        what = f"a tensor that is {problem}" if problem is not None else a_type(labels)
         raise ArgumentError(f"labels are {what}; expected a tensor with one row for each sample")
 
 
@@ -97,8 +97,7 @@ def batches_of(data: Any, what: str, size: int) -> Iterator[Any]:
     if isinstance(data, Iterable) and not isinstance(data, str | bytes):
         return iter(data)
     raise InputError(
-        f"the {what} data is a {type(data).__name__}; expected a tensor, a Dataset, a DataLoader or "
-        "a re-iterable of batches"
+        f"the {what} data is {a_type(data)}; expected a tensor, a Dataset, a DataLoader or a re-iterable of batches"
     )
 
 
@@ -114,9 +113,7 @@ def call_arguments(batch: Any, signature: inspect.Signature, what: str) -> tuple
         if isinstance(first, list | tuple):
             return tuple(first), {}
         return call_arguments(first, signature, what)
-    raise InputError(
-        f"{_a(what)} batch is a {type(batch).__name__}; expected a tensor, a tuple with the input first, or a dict"
-    )
+    raise InputError(f"{_a(what)} batch is {a_type(batch)}; expected a tensor, a tuple with the input first, or a dict")
 
 
 def _refuse_missing(signature: inspect.Signature, what: str) -> None:

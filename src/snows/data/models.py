@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..caller import cpu_by_default
-from ..errors import ArgumentError, InputError, first_line, quoted
+from ..errors import ArgumentError, InputError, a_type, first_line, quoted
 from . import embedded
 from .weights import fill, read_state
 
@@ -44,7 +44,7 @@ def build_model(name: str, weights: Path | None = None, pretrained: bool = True)
     else:
         raise ArgumentError(f"model {name!r} is not known; expected {HELP}")
     if not isinstance(model, nn.Module):
-        raise InputError(f"{name} gave a {type(model).__name__}; expected an nn.Module")
+        raise InputError(f"{name} gave {a_type(model)}; expected an nn.Module")
     if weights is not None:
         fill(model, read_state(weights), str(weights))
     return model.eval()

@@ -28,7 +28,7 @@ from ..caller import ONE_AT_A_TIME, cpu_by_default
 from ..devices.device import as_device, device_of, existing, move, require_usable_device
 from ..devices.memory import Memory, memory_limits
 from ..devices.weights import Room, bytes_of_run
-from ..errors import InputError, SnowsWarning
+from ..errors import InputError, SnowsWarning, a_type
 from ..graph import Graph, capture
 from ..graph.comparison import compare_at_sizes
 from .dataset import can_be_shared, read_in_shares
@@ -135,53 +135,54 @@ def prepare(
     require_usable(model)
     require_usable_device(device_of(model, device))
     with cpu_by_default():
-        return _prepare_once(model, calibration, device, seed, with_labels, in_shares, room)
+        return _prepare_once(model, _Wanted(calibration, device, seed, with_labels, in_shares, room))
 
 
-def _prepare_once(
-    model: nn.Module,
-    calibration: Any,
-    device: torch.device | str | None,
-    seed: int,
-    with_labels: bool,
-    in_shares: bool,
-    room: int | None,
-) -> Prepared:
+@dataclass(frozen=True)
+class _Wanted:
+    """What `prepare` is asked for, beside the model."""
+
+    calibration: Any
+    device: torch.device | str | None
+    seed: int
+    with_labels: bool
+    in_shares: bool
+    room: int | None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """The same for what is prepared alike, as long as the calibration lives."""
+        at_rest = self.room is not None
+        return id(self.calibration), str(self.device), self.seed, self.with_labels, self.in_shares, at_rest
+
+
+def _prepare_once(model: nn.Module, wanted: _Wanted) -> Prepared:
     """From the memory, inside `capturing_once`."""
     memory = _MEMORY.get()
-    options = (calibration, device, seed, with_labels, in_shares, room)
     if memory is None or memory.model is not model:
-        return _prepare(model, *options)
-    key = (id(calibration), str(device), seed, with_labels, in_shares, room is None)
-    if key not in memory.remembered:
+        return _prepare(model, wanted)
+    if wanted.key not in memory.remembered:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SnowsWarning)
-            prepared = _prepare(model, *options)
-        memory.remembered[key] = _Remembered(prepared, caught, calibration)
-    known = memory.remembered[key]
+            prepared = _prepare(model, wanted)
+        memory.remembered[wanted.key] = _Remembered(prepared, caught, wanted.calibration)
+    known = memory.remembered[wanted.key]
     for warning in known.caught:  # every run is warned, not only the first
         warnings.warn(warning.message, warning.category, stacklevel=2)
     return replace(known.prepared, graph=known.prepared.graph.with_own_parameters())  # a run may replace parameters
 
 
-def _prepare(
-    model: nn.Module,
-    calibration: Any,
-    device: torch.device | str | None,
-    seed: int,
-    with_labels: bool,
-    in_shares: bool,
-    room: int | None,
-) -> Prepared:
-    copies = None if room is None else Room(existing(device_of(model, device)), room)
-    place = as_device(device) if copies is None else _HOST  # weights that rest there are captured there, too
+def _prepare(model: nn.Module, wanted: _Wanted) -> Prepared:
+    calibration = wanted.calibration
+    copies = None if wanted.room is None else Room(existing(device_of(model, wanted.device)), wanted.room)
+    place = as_device(wanted.device) if copies is None else _HOST  # weights that rest there are captured there, too
     work, own_masks, dtypes = _working_copy(model, place, shares=copies is not None)
     first = next((p for p in work.parameters() if p.is_floating_point()), None)
     if first is None:
         raise InputError(f"{type(model).__name__} has no parameters; there is nothing to prune")
-    in_shares = in_shares and not with_labels and can_be_shared(calibration)
-    read = read_in_shares(calibration, model) if in_shares else read_samples(calibration, model, with_labels)
-    samples = read.shuffled(seed).to(first.device, first.dtype)
+    in_shares = wanted.in_shares and not wanted.with_labels and can_be_shared(calibration)
+    read = read_in_shares(calibration, model) if in_shares else read_samples(calibration, model, wanted.with_labels)
+    samples = read.shuffled(wanted.seed).to(first.device, first.dtype)
     with ONE_AT_A_TIME:
         graph = capture(work, *samples.call_arguments(0, _EXAMPLE_SAMPLES))
     if copies is None:
@@ -275,7 +276,7 @@ def _asp_masks(module: nn.Module) -> Iterator[tuple[str, OwnMask]]:
         for what, buffer in (("mask", buffers[by_asp]), ("removed weights", removed)):
             if buffer.shape != weight.shape:
                 raise InputError(
-                    f"the {what} that the model holds for a {type(module).__name__} (in {by_asp}) has shape "
+                    f"the {what} that the model holds for {a_type(module)} (in {by_asp}) has shape "
                     f"{tuple(buffer.shape)}; the weight has shape {tuple(weight.shape)}"
                 )
         yield name, OwnMask(buffers[by_asp] != 0, weight.detach() + removed.to(weight.device))

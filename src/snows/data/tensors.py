@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..errors import a_type
 from ..reading import MOST_DIMENSIONS, is_bomb
 
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -21,7 +22,7 @@ _DTYPES = _FLOATS | _WHOLE | {torch.bool, torch.complex64, torch.complex128}
 def peculiarity(tensor: Tensor) -> str | None:
     """What keeps a tensor from being read, as in "it is …"; None if it is a plain one."""
     if type(tensor) not in (Tensor, nn.Parameter):
-        return f"a {type(tensor).__name__}"
+        return a_type(tensor)
     return unusable(tensor)
 
 
@@ -31,7 +32,7 @@ def unusable(tensor: Tensor) -> str | None:
     Subclasses that behave like a plain tensor are fine.
     """
     if is_traceable_wrapper_subclass(tensor) and not tensor.is_nested:
-        return f"a {type(tensor).__name__}"
+        return a_type(tensor)
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.layout != torch.strided:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import ArgumentError, InputError, first_line
+from ..errors import ArgumentError, InputError, a_type, first_line
 from .tensors import is_8_bit_float, unusable
 
 _WRAPPERS = {  # classes that call another module, and their attribute that holds it
@@ -24,7 +24,7 @@ _COMPILED = "_orig_mod"  # of what torch.compile returns; its class is not impor
 def require_module(model: object, name: str) -> None:
     """Refuse what is no module, and modules that hold no values: torch reads and fills such tensors without a word."""
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"{name} is a {type(model).__name__}; expected an nn.Module")
+        raise ArgumentError(f"{name} is {a_type(model)}; expected an nn.Module")
     for tensor_name, tensor in _tensors(model):
         problem = _emptiness(tensor)
         if problem is not None:

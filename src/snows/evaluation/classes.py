@@ -13,7 +13,7 @@ from ..data.batches import Call, calls
 from ..data.samples import check_count
 from ..data.tensors import unusable
 from ..data.usable import require_module
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, a_type
 from .language import language_figures, predicts_tokens, windows_of
 from .metrics import Metric, measured
 from .running import evaluating, scores
@@ -75,7 +75,7 @@ def evaluate(
     require_module(model, "model")
     check_count("batch", batch)
     if not (dense is None or isinstance(dense, nn.Module) or (isinstance(dense, Tensor) and unusable(dense) is None)):
-        raise ArgumentError(f"dense is a {type(dense).__name__}; expected an nn.Module, or a tensor of its scores")
+        raise ArgumentError(f"dense is {a_type(dense)}; expected an nn.Module, or a tensor of its scores")
     if isinstance(dense, nn.Module):
         require_module(dense, "dense network")
     if metric is not None:
@@ -137,7 +137,7 @@ def _joined(given: list[Any]) -> Tensor | None:
     for labels in given:
         if not isinstance(labels, Tensor):
             raise InputError(
-                f"the labels of a batch are a {type(labels).__name__}; expected a tensor with one whole number per "
+                f"the labels of a batch are {a_type(labels)}; expected a tensor with one whole number per "
                 "sample, or metric= (--metric of evaluate and prune) for other tasks"
             )
     return torch.cat([labels.cpu() for labels in given])

@@ -24,7 +24,7 @@ from ..devices.device import as_device, device_of
 from ..devices.distributed.group import apart, current_ranks
 from ..devices.distributed.ranks import Ranks
 from ..devices.memory import as_bytes, one_out_of_memory
-from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsError, SnowsWarning, a_type
 from ..events import DistillStep, Event, LayerStarted, Listener, Working
 from ..listeners.progress import Listeners, listening
 from ..patterns import PatternRules
@@ -310,7 +310,7 @@ def _check_arguments(model: Any, test: Any, test_labels: Any, labels: object) ->
     require_usable(model)
     for name, value in (("test", test), ("test_labels", test_labels)):
         if value is not None and not isinstance(value, Tensor):
-            raise ArgumentError(f"{name} is a {type(value).__name__}; expected a tensor, or nothing")
+            raise ArgumentError(f"{name} is {a_type(value)}; expected a tensor, or nothing")
     if test is None and test_labels is not None:
         raise ArgumentError("test_labels are given without test; expected the samples they belong to")
     check_labels(labels)

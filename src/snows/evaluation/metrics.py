@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..data.batches import Call
-from ..errors import ArgumentError
+from ..errors import ArgumentError, a_type
 from .running import evaluating, run
 
 Metric = Callable[[Iterator[tuple[Any, Any]]], Any]
@@ -28,7 +28,7 @@ def measured(model: nn.Module, samples: Iterable[Call], metric: Metric) -> dict[
 
 def check_metric(metric: Any) -> None:
     if not callable(metric):
-        raise ArgumentError(f"metric is a {type(metric).__name__}; expected a function of pairs (outputs, labels)")
+        raise ArgumentError(f"metric is {a_type(metric)}; expected a function of pairs (outputs, labels)")
     try:
         inspect.signature(metric).bind(())
     except TypeError as error:
@@ -50,7 +50,7 @@ def _number(value: Any, metric: Metric) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         raise ArgumentError(
-            f"metric {_name_of(metric)} returned a {type(value).__name__}{shape}; expected a number or {{name: number}}"
+            f"metric {_name_of(metric)} returned {a_type(value)}{shape}; expected a number or {{name: number}}"
         ) from error
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from ..data.batches import Call
 from ..devices.device import placed
-from ..errors import InputError, first_line
+from ..errors import InputError, a_type, first_line
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def scores_of(output: Any) -> Tensor:
         tensor = output[0]
     if not isinstance(tensor, Tensor):
         raise InputError(
-            f"the model returns a {type(output).__name__}; class scores (samples x classes) are expected, "
+            f"the model returns {a_type(output)}; class scores (samples x classes) are expected, "
             "or metric= (--metric of evaluate and prune) for other tasks"
         )
     return tensor

@@ -11,7 +11,7 @@ from ..data.samples import check_count
 from ..data.tensors import kind_of, unusable
 from ..data.usable import require_module
 from ..devices.device import device_of, placed
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, a_type
 from ..graph import Graph, Layer
 
 _BATCH = 100
@@ -124,7 +124,7 @@ def _predict(known: Tensor, targets: Tensor, classes: int, new: Tensor, ridges: 
 def _check(x: Tensor, y: Tensor, what: str) -> None:
     for value in (x, y):
         if not isinstance(value, Tensor) or unusable(value) is not None or not value.ndim:
-            kind = unusable(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            kind = unusable(value) if isinstance(value, Tensor) else a_type(value)
             raise ArgumentError(f"{what} is {kind or 'a single number'}; expected tensors of samples and of labels")
     if not len(x):
         raise InputError(f"there are no {what} samples")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import a_type
 from ..graph.capture import Call
 from .base import call_tensors
 
@@ -73,7 +74,7 @@ def semi_structured_refusal(module: nn.Module, parameter: str, dtype: torch.dtyp
     from torch.sparse import SparseSemiStructuredTensorCUSPARSELT as Kernels
 
     if not isinstance(module, nn.Linear) or not parameter.endswith("weight"):
-        return f"it is part of a {type(module).__name__}; torch has 2:4 kernels for nn.Linear only"
+        return f"it is part of {a_type(module)}; torch has 2:4 kernels for nn.Linear only"
     if dtype not in Kernels._DTYPE_SHAPE_CONSTRAINTS:
         return f"its weight is {dtype}; torch has 2:4 kernels for float16, bfloat16 and int8"
     rule = Kernels._DTYPE_SHAPE_CONSTRAINTS[dtype]

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, a_type
 from ..patterns import Pattern, Spread
 from .names import CLASSES, NAMES
 
@@ -140,7 +140,7 @@ def as_method(given: object) -> MaskMethod:
         )
     if isinstance(given, NetworkMethod | LayerMethod):
         return given
-    raise ArgumentError(f"mask is a {type(given).__name__}; expected a name, {{name: bool tensor}} or a mask method")
+    raise ArgumentError(f"mask is {a_type(given)}; expected a name, {{name: bool tensor}} or a mask method")
 
 
 def _named(name: str) -> MaskMethod:

@@ -8,7 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, a_type
 from ..patterns import NM, Pattern, Unstructured
 from .base import Choice, MaskMethod, NetworkMethod, Reads, Takes, as_method
 
@@ -66,7 +66,7 @@ def _takes(method: MaskMethod, patterns: Mapping[str, Pattern]) -> bool:
     toy, again, untouched = (_Toy(patterns) for _ in range(3))
     try:
         choice, second = toy.ask(method), again.ask(method)
-        _rule(isinstance(choice, Choice), f"it returns a {type(choice).__name__}; expected a snows.Choice")
+        _rule(isinstance(choice, Choice), f"it returns {a_type(choice)}; expected a snows.Choice")
         for what, tensors in toy.inputs.items():
             _rule(
                 _equal(tensors, untouched.inputs[what]), f"it changes the {what} it is given; expected work on a copy"

@@ -19,7 +19,7 @@ from ..data.preparation import Prepared
 from ..data.tensors import is_mask, peculiarity
 from ..data.weights import mask_names, read_state, unwrapped
 from ..devices.weights import where_they_rest
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsWarning, a_type
 from ..graph import Graph, Layer
 from ..graph.layers import layer_name
 
@@ -64,7 +64,7 @@ def masks_from_tensors(given: Mapping[Any, Any], graph: Graph, origin: str = "th
         raise ArgumentError(f"{origin} is empty; expected {{name: tensor}} with at least one layer")
     for name, value in given.items():
         if not isinstance(value, Tensor):
-            raise ArgumentError(f"the mask of {str(name)!r} is a {type(value).__name__}; {_EXPECTED}")
+            raise ArgumentError(f"the mask of {str(name)!r} is {a_type(value)}; {_EXPECTED}")
         problem = peculiarity(value)
         if problem is not None:
             raise InputError(f"the mask of {str(name)!r} is {problem}; expected a dense tensor of numbers")

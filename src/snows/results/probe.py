@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ..data.tensors import widened
 from ..data.usable import copied
 from ..devices.device import placed
+from ..errors import a_type
 
 SAMPLES = 2
 _INPUT, _OUTPUT, _CALL = "input.", "output.", "snows.probe"
@@ -96,7 +97,7 @@ def _describe(value: Any, tensors: list[Tensor]) -> Any:
         return {"dict": [[str(key), _describe(entry, tensors)] for key, entry in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"an argument is a {type(value).__name__}")
+    raise TypeError(f"an argument is {a_type(value)}")
 
 
 def _rebuild(words: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.usable import copied
 from ..data.weights import read_tensors
-from ..errors import InputError
+from ..errors import InputError, a_type
 from ..reading import as_path, is_file, read_json, read_text
 from ..recipe import Recipe
 from . import probe
@@ -70,5 +70,5 @@ def _value(kind: Any, written: Any) -> Any:
 
 def _require(kind: type[_T], written: Any) -> _T:
     if not isinstance(written, kind):
-        raise TypeError(f"it has a {type(written).__name__} in place of a {kind.__name__}")
+        raise TypeError(f"it has {a_type(written)} in place of a {kind.__name__}")
     return written

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import first_line
+from ..errors import a_type, first_line
 from ..exports.rules import NOT_CALLED, input_shapes, owner
 from ..graph.capture import Call
 from .benchmark import LayerTiming
@@ -74,7 +74,7 @@ def find_cases(
 
 def _choose(module: nn.Module, parameter: str, kernels: Iterable[Kernel]) -> tuple[tuple[Kernel, ...], str | None]:
     if not parameter.endswith("weight") or not hasattr(module, "weight"):
-        return (), f"it is part of a {type(module).__name__}"
+        return (), f"it is part of {a_type(module)}"
     refusals = {kernel: kernel.refusal(module) for kernel in kernels}
     taking = tuple(kernel for kernel, refusal in refusals.items() if refusal is None)
     reasons = [refusal for refusal in refusals.values() if refusal is not None]

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from ..data.batches import Call, calls
 from ..data.samples import Samples, read_samples
 from ..devices.memory import memory_limits
-from ..errors import ArgumentError, InputError, shown
+from ..errors import ArgumentError, InputError, a_type, shown
 from ..graph.kind import is_image
 from ..results.folder import digest
 
@@ -176,7 +176,7 @@ def read_feeds(
     else:
         if share is not None:
             raise ArgumentError(
-                f"held_out is {shown(held_out)}, but the training data is a {type(data).__name__}, from which no "
+                f"held_out is {shown(held_out)}, but the training data is {a_type(data)}, from which no "
                 "share can be held out; give held_out= samples of its own"
             )
         training = _stream(data, model, batch)

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..data.tensors import is_8_bit_float, is_mask, unusable
 from ..data.usable import require_module, require_python
-from ..errors import ArgumentError, InputError, SnowsWarning
+from ..errors import ArgumentError, InputError, SnowsWarning, a_type
 from ..results.storage import load_masks
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -206,7 +206,7 @@ def _matched(model: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, tuple[n
     """Each mask as bools beside its parameter."""
     if not isinstance(masks, Mapping) or not masks:
         raise ArgumentError(
-            f"masks is {'empty' if masks == {} else f'a {type(masks).__name__}'}; expected {{parameter name: tensor}} "
+            f"masks is {'empty' if masks == {} else a_type(masks)}; expected {{parameter name: tensor}} "
             "or the folder of a saved result"
         )
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -237,7 +237,7 @@ def _unwrapped(name: str) -> str:
 def _fitting(name: str, mask: Tensor, parameter: nn.Parameter) -> Tensor:
     """The mask as bools on the device of its parameter."""
     if not isinstance(mask, Tensor):
-        raise ArgumentError(f"the mask of {name!r} is a {type(mask).__name__}; expected a tensor of bools")
+        raise ArgumentError(f"the mask of {name!r} is {a_type(mask)}; expected a tensor of bools")
     problem = unusable(mask)
     if problem is not None:
         raise InputError(f"the mask of {name!r} is {problem}; expected a dense tensor of bools")

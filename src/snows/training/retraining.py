@@ -18,7 +18,7 @@ from ..caller import Stoppable, own_surroundings
 from ..data.samples import check_seed
 from ..data.usable import copied, require_module, require_python
 from ..devices.device import as_device, device_of, move
-from ..errors import ArgumentError, InputError
+from ..errors import ArgumentError, InputError, a_type
 from ..events import EpochEnded, Event, Listener, Retrained, RetrainingStarted, TrainingStep
 from ..listeners.progress import Listeners, listening
 from ..reading import as_path
@@ -297,7 +297,7 @@ def _as_result(pruned: Any, model: nn.Module | None, trust: bool) -> Result:
         return read_result(pruned, model, trust)
     if not isinstance(pruned, Result):
         raise ArgumentError(
-            f"pruned is a {type(pruned).__name__}; expected what snows.prune returned, or the folder of a saved result"
+            f"pruned is {a_type(pruned)}; expected what snows.prune returned, or the folder of a saved result"
         )
     if model is not None:
         raise ArgumentError("model is given with a result that has its own; expected it with a folder only")

@@ -54,6 +54,15 @@ ERRORS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "no zeros": (1, "no weight of the model is zero", (*MODEL, *DATA, "--mask", "weights")),
     "unknown recipe": (2, "recipe 'best' is not known", (*MODEL, *DATA, "--recipe", "best")),
     "no recipe file": (1, "there is no file best.json", (*MODEL, *DATA, "--recipe", "best.json")),
+    "unknown mask, before the model is read": (
+        2, "mask 'fisher' is not known", ("prune", "net.py:raises", "--mask", "fisher", *DATA),
+    ),
+    "malformed pattern, before the model is read": (
+        2, "pattern 'half' is not understood", ("prune", "net.py:raises", "--pattern", "half", *DATA),
+    ),
+    "malformed pattern to inspect, before the model is read": (
+        2, "pattern 'half' is not understood", ("inspect", "net.py:raises", "--pattern", "half", *DATA),
+    ),
     "malformed pattern": (2, "pattern 'half' is not understood", (*MODEL, *DATA, "--pattern", "half")),
     "impossible pattern": (2, "pattern '5:4'", (*MODEL, *DATA, "--pattern", "5:4")),
     "empty pattern": (2, "pattern '' is not understood", (*MODEL, *DATA, "--pattern", "")),

@@ -153,7 +153,7 @@ def test_rows_come_in_the_wanted_type_and_layout() -> None:
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "a generator": ((x for x in [X]), "is a one-shot generator; give something that can be read again"),
-    "a number": (3, "the calibration data is a int; expected a tensor, a Dataset, a DataLoader or a re-iterable"),
+    "a number": (3, "the calibration data is an int; expected a tensor, a Dataset, a DataLoader or a re-iterable"),
     "a word": ("images", "the calibration data is a str"),
     "nothing": ([], "the calibration data has no batches"),
     "no samples": (X[:0], "the calibration data has no batches"),

@@ -102,7 +102,7 @@ def test_names_become_methods_and_methods_stay() -> None:
             r"^mask 'magnitud' is not known; expected 'magnitude', 'random', .* 'exchange', a layer-wise one ",
         ),
         ("nothing+exchange", "mask 'nothing' is not known"),
-        (3, r"^mask is a int; expected a name, \{name: bool tensor\} or a mask method$"),
+        (3, r"^mask is an int; expected a name, \{name: bool tensor\} or a mask method$"),
         (None, "mask is a NoneType"),
     ],
 )

@@ -183,7 +183,7 @@ def test_broken_network_methods_are_told_what_is_wrong(change: Any, words: str) 
 
 
 def test_what_is_no_method_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="mask is a object; expected a name"):
+    with pytest.raises(ArgumentError, match="mask is an object; expected a name"):
         check_mask_method(object())
     with pytest.raises(ArgumentError, match="mask 'magic' is not known"):
         check_mask_method("magic")

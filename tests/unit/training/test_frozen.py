@@ -370,7 +370,7 @@ def test_the_masks_of_a_folder(tmp_path: Path) -> None:
          "the mask of '8.weight' is torch.float32 with values other than 0 and 1; expected bools"),
         ({"8.weight": [[True]]}, ArgumentError, "the mask of '8.weight' is a list; expected a tensor of bools"),
         ({}, ArgumentError, "masks is empty; expected {parameter name: tensor} or the folder of a saved result"),
-        (3, ArgumentError, "masks is a int; expected"),
+        (3, ArgumentError, "masks is an int; expected"),
         ("nowhere", InputError, "there is no folder nowhere; expected one that"),
     ],
 )  # fmt: skip

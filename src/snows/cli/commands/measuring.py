@@ -38,7 +38,7 @@ from ..arguments import (
     WorldSizeOption,
 )
 from ..interruption import Interrupted
-from ..request import Request, read_mask, read_metric, split_patterns
+from ..request import Request, read_mask, read_metric, read_pattern, split_patterns
 from ..rows import Judge
 from ..tables import evaluation_table, make_console, print_comparison, print_inspection
 
@@ -120,14 +120,14 @@ def inspect(
     from ...evaluation.inspection import inspect as look
 
     request = Request.read(model, data, weights, samples, 0, config, device, quiet or as_json)
+    pattern = read_pattern(pattern, "magnitude", request.default_pattern)
     with request.step("reading and capturing the model"):
         network = request.model(pretrained=request.is_embedded)
         calibration = request.data().calibration if request.data_name else request.random_samples(network)
         as_many_as_there_are = samples is None and request.data_name is not None
         found = look(
-            network, calibration, request.default_pattern if pattern is None else pattern, layers=layers,
-            exclude=exclude, horizon=horizon, recipe=request.recipe(recipe, effort),
-            samples=None if as_many_as_there_are else request.samples,
+            network, calibration, pattern, layers=layers, exclude=exclude, horizon=horizon,
+            recipe=request.recipe(recipe, effort), samples=None if as_many_as_there_are else request.samples,
             device=request.device, memory=memory, world_size=world_size,
         )  # fmt: skip
     if as_json:

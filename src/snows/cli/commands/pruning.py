@@ -39,7 +39,7 @@ from ..arguments import (
     WeightsOption,
 )
 from ..interruption import saying
-from ..request import Request, needs_pattern, read_mask, read_metric
+from ..request import Request, read_mask, read_metric, read_pattern
 from ..rows import Judge
 from ..tables import print_prune
 from ..watching import listeners_of
@@ -103,8 +103,8 @@ def prune(
     _check_out(out, compact, force, resume)
     request = Request.read(model, data, weights, samples, seed, config, device, quiet or as_json)
     chosen = request.recipe(recipe, effort)
-    if pattern is None and needs_pattern(mask):
-        pattern = request.default_pattern
+    pattern = read_pattern(pattern, mask, request.default_pattern)
+    masks = read_mask(mask)
     judging = read_metric(metric)
     listeners = listeners_of(events, tensorboard, live, out, request.quiet)
     dense, read = request.model_and_data()
@@ -114,7 +114,7 @@ def prune(
             "data's factory return (calibration, test samples)"
         )
     options: dict[str, Any] = {
-        "mask": read_mask(mask), "layers": layers, "exclude": exclude, "seed": seed, "device": request.device,
+        "mask": masks, "layers": layers, "exclude": exclude, "seed": seed, "device": request.device,
         "labels": labels, "permute": permute, "memory": memory,
     }  # fmt: skip
     run_with = partial(run, dense, read.samples(labels == "given"), pattern, **options)
