@@ -69,7 +69,7 @@ def test_what_is_no_module_is_refused(given: Any, saved: Path, tmp_path: Path) -
     ):  # fmt: skip
         with pytest.raises(ArgumentError, match=r"^model is an? .*; expected an nn\.Module$"):
             call()
-    with pytest.raises(ArgumentError, match=r"^teacher is a .*; expected an nn\.Module$"):
+    with pytest.raises(ArgumentError, match=r"^teacher is an? .*; expected an nn\.Module$"):
         retrain(saved, teacher=given)
 
 
