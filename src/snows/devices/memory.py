@@ -17,6 +17,7 @@ from ..errors import ArgumentError, first_line, is_out_of_memory, shown
 _CPU_BYTES = 16 << 30  # the same on every machine that has it, so that all of them end with the same bits
 _HELD, _PRODUCTS, _PASS, _FACTORS = 0.5, 0.2, 0.3, 0.1  # shares of the total; a pass and products never run together
 _WEIGHTS = 0.5  # the most of the total that weights take; if they need more, they rest outside of the device
+_MOST_BYTES = 1 << 62  # more than any machine has
 _HOST_SHARE = 0.5  # of the host's memory, for offloaded activations
 FACTORING = 5  # inverting a chunk of row blocks takes this many copies of it
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -32,7 +33,7 @@ class Memory:
     """
 
     total: int
-    host: int = 1 << 62
+    host: int = _MOST_BYTES
     room: int | None = None
 
     @property
@@ -145,7 +146,7 @@ def _free_bytes(device: torch.device) -> int | None:
 
 def _host_bytes() -> int:
     """The host's memory, or the part of it that the container may use."""
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 62
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else _MOST_BYTES
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.exists() else "max"
     return installed if text == "max" else min(installed, int(text))
@@ -163,4 +164,4 @@ def as_bytes(given: int | str | None) -> int | None:
         value = given if isinstance(given, int) and not isinstance(given, bool) else 0
     if value < 1:
         raise ArgumentError(f"memory is {shown(given)}; expected a size such as '24GiB', or a number of bytes")
-    return value
+    return min(value, _MOST_BYTES)

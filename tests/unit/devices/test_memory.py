@@ -125,6 +125,7 @@ def test_this_host_has_a_plausible_size() -> None:
         ("24GiB", 24 * 2**30), ("24 gib", 24 * 2**30), ("800MB", 800 * 10**6), ("1.5k", 1500), ("512", 512),
         ("1e9", 10**9), (4096, 4096), ("2Ti", 2 * 2**40), (None, None), (" 3 kb ", 3000), ("2KiB", 2048),
         ("1mib", 2**20), ("1g", 10**9), ("1T", 10**12), ("1", 1), (1, 1), ("0.5k", 500), ("1b", 1),
+        (10**400, 1 << 62), ("1e30", 1 << 62),
     ],
 )  # fmt: skip
 def test_sizes_as_people_write_them(given: Any, size: int | None) -> None:
