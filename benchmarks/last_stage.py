@@ -48,6 +48,7 @@ class Way:
     precision: str = "half"  # of passes: "half" is pure bfloat16, "mixed" is autocast
     matched: str = "operations"  # whose outputs are matched, beside the network's own
     rate: float | None = None
+    batch: int | None = None
     share: float | None = None  # of the network's outputs in the loss
 
 
@@ -57,6 +58,10 @@ WAYS = {
     "mixed, norms": Way(precision="mixed", matched="norms"),
     "half, norms": Way(matched="norms"),
     "mixed, norms, 3000 steps": Way(3000, precision="mixed", matched="norms"),
+    "half, norms, 3000 steps": Way(3000, matched="norms"),
+    "half, all operations, 3000 steps": Way(3000),
+    "mixed, norms, 3000 steps, 1e-3": Way(3000, precision="mixed", matched="norms", rate=1e-3),
+    "mixed, norms, 3000 steps, batches of 128": Way(3000, precision="mixed", matched="norms", batch=128),
     "mixed, no layer before its norm": Way(precision="mixed", matched="not before a norm"),
     "mixed, norms, outputs by half": Way(precision="mixed", matched="norms", share=0.5),
     "mixed, norms, 1e-3": Way(precision="mixed", matched="norms", rate=1e-3),
@@ -131,7 +136,8 @@ class Trial:
     def try_way(self, name: str, way: Way, steps: int, result: snows.Result) -> None:
         prepared = prepare(self.model, self.fitted, torch.device(self.options.device), 0)
         graph = prepared.graph
-        recipe = DEFAULT.replace(finish_steps=steps, **({} if way.rate is None else {"finish_rate": way.rate}))
+        given = {"finish_rate": way.rate, "finish_batch": way.batch}
+        recipe = DEFAULT.replace(finish_steps=steps, **{k: v for k, v in given.items() if v is not None})
         settings = resolve(recipe, graph, self.options.device.split(":")[0]).distill
         held_out = DEFAULT.held_out_samples(prepared.samples.count)
         fitted, judged = prepared.samples.split(prepared.samples.count - held_out)
