@@ -126,7 +126,8 @@ def _value(case: Case, flag: str) -> list[str]:
     if rng.random() < 0.4:
         return [rng.choice(fitting)]
     word = rng.choice([case.some_word(), str(odd_value(rng))])
-    return [f".{word}" if word.startswith("/") and word != "/" else word]  # within the case's own folder
+    refused = word == "/" and flag == "--out"  # a mount point; --tensorboard would write there, as it is told to
+    return [f".{word}" if word.startswith("/") and not refused else word]  # within the case's own folder
 
 
 def run_command(words: list[str], folder: Path) -> None:
