@@ -42,7 +42,9 @@ def measure_rows(section: Section, path: Path, device: str) -> list[Row]:
             found = environment(device)
             row = {**what, **measure(), "commit": found["commit"]}
             with _locked(path.parent, fcntl.LOCK_EX):
-                path.write_text(json.dumps({"rows": [*_rows(path), row], "environment": found}, indent=2) + "\n")
+                written = path.with_suffix(".new")
+                written.write_text(json.dumps({"rows": [*_rows(path), row], "environment": found}, indent=2) + "\n")
+                written.replace(path)  # at once: others read it meanwhile
             print(" ", json.dumps(row), flush=True)
     return _rows(path)
 
