@@ -109,7 +109,7 @@ class Recipe:
         finish_batch: Samples in one of these steps.
         finish_rate: Learning rate of Adam in these steps. "auto": by the kind of network.
         effort: What "auto" means in the other fields: "fast" is for a laptop and a few hundred samples, "best" for a
-            GPU and patience.
+            GPU and patience. The recipe that `prune(effort="fast")` takes is `FAST`, which also has fewer CG steps.
 
     Raises:
         ArgumentError: A value is not one of those above.

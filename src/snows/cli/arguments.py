@@ -118,13 +118,14 @@ LayersOption = Annotated[
     str | None,
     typer.Option(
         "--layers",
-        help="Names or globs to prune, with commas, or a file of `snows bench`. [default: all but first and last]",
+        help="Names, globs or roles (qkv, out, mlp) to prune, with commas, or a file of `snows bench`. [default: all but "
+        "first and last]",
         show_default=False,
     ),
 ]
 ExcludeOption = Annotated[
     str | None,
-    typer.Option("--exclude", help="Names or globs to leave dense, with commas.", show_default=False),
+    typer.Option("--exclude", help="Names, globs or roles to leave dense, with commas.", show_default=False),
 ]
 HorizonOption = Annotated[
     int | None,
