@@ -118,8 +118,8 @@ LayersOption = Annotated[
     str | None,
     typer.Option(
         "--layers",
-        help="Names, globs or roles (qkv, out, mlp) to prune, with commas, or a file of `snows bench`. [default: all but "
-        "first and last]",
+        help="Names, globs or roles (qkv, out, mlp) to prune, with commas, or a file of `snows bench`. "
+        "[default: all but first and last]",
         show_default=False,
     ),
 ]
