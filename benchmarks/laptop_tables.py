@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from tables import HERE, RESULTS, TITLES, Row, filled, gibibytes, read, table
 
@@ -115,7 +116,7 @@ def versions() -> str:
     return table(titles, rows, read("versions-cuda")["environment"]["device"])
 
 
-def newton() -> str:
+def newton(device: str = "cuda") -> str:
     titles = ["layer", "before", "products", "time", "loss", "one factor: products", "time", "loss"]
     rows = [
         [
@@ -128,9 +129,9 @@ def newton() -> str:
             f"{row['seconds']:.2f} s",
             f"{row['loss']:.4f}",
         ]
-        for row in read("wide-newton-cuda")["rows"]
+        for row in read(f"wide-newton-{device}")["rows"]
     ]
-    return table(titles, rows, read("wide-newton-cuda")["environment"]["device"])
+    return table(titles, rows, read(f"wide-newton-{device}")["environment"]["device"] if device == "cuda" else None)
 
 
 TABLES: dict[str, tuple[str, Callable[[], str]]] = {  # which result it is of
@@ -140,6 +141,7 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {  # which result it is of
     "layers": ("laptop-profile", layers),
     "versions": ("versions-cuda", versions),
     "newton": ("wide-newton-cuda", newton),
+    "newton-cpu": ("wide-newton-cpu", partial(newton, "cpu")),
     "closed-form": ("wide-closed-form-cpu", closed_form),
 }
 

@@ -117,7 +117,10 @@ def newton(bench: Bench) -> Section:
 def solve(
     bench: Bench, network: str, layer: str, recipe: Recipe, systems: Systems = SharedFactor
 ) -> tuple[float, float]:
-    """The K-step loss of the layer, pruned alone, and the seconds of its solve."""
+    """The K-step loss of the layer, pruned alone, and the seconds of its solve.
+
+    The loss is that of fitted samples where the solver ended, whether or not held-out samples chose these weights.
+    """
     taken = [0.0]
 
     def timed(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +139,7 @@ def solve(
     with capturing_once(model), chosen, mock.patch("snows.solve.cascade.solve_layer", timed(solver.solve_layer)):
         result = snows.prune(model, images, "2:4", layers=layer, recipe=recipe, device=bench.device, progress=False)
     (report,) = result.report.layers[0].solves
-    return report.loss, round(taken[0], 2)
+    return report.losses[-1], round(taken[0], 2)
 
 
 if __name__ == "__main__":
