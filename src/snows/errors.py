@@ -32,10 +32,13 @@ def as_line(text: str) -> str:
     return printable(text).replace("\n", r"\n")
 
 
+def with_article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiouAEIO' else 'a'} {noun}"
+
+
 def a_type(value: object) -> str:
     """The type of a value, with its article: "an int", "a Tensor"."""
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+    return with_article(type(value).__name__)
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import ArgumentError, InputError, a_type
+from ..errors import ArgumentError, InputError, a_type, with_article
 from .tensors import is_8_bit_float, unusable
 from .usable import signature_of
 
@@ -113,7 +113,9 @@ def call_arguments(batch: Any, signature: inspect.Signature, what: str) -> tuple
         if isinstance(first, list | tuple):
             return tuple(first), {}
         return call_arguments(first, signature, what)
-    raise InputError(f"{_a(what)} batch is {a_type(batch)}; expected a tensor, a tuple with the input first, or a dict")
+    raise InputError(
+        f"{with_article(what)} batch is {a_type(batch)}; expected a tensor, a tuple with the input first, or a dict"
+    )
 
 
 def _refuse_missing(signature: inspect.Signature, what: str) -> None:
@@ -124,8 +126,8 @@ def _refuse_missing(signature: inspect.Signature, what: str) -> None:
     if len(needed) > 1:
         entries = ", ".join(f"{name!r}: …" for name in needed)
         raise InputError(
-            f"the model needs {len(needed)} inputs ({', '.join(needed)}), but {_a(what)} batch gives one: the first "
-            f"item of a tuple is the input, and the others are labels; give each batch as a dict {{{entries}}}"
+            f"the model needs {len(needed)} inputs ({', '.join(needed)}), but {with_article(what)} batch gives one: "
+            f"the first item of a tuple is the input, and the others are labels; give each batch as a dict {{{entries}}}"
         )
 
 
@@ -176,11 +178,7 @@ def _keywords(batch: Mapping[Any, Any], signature: inspect.Signature, what: str)
     unknown = [] if takes_any else sorted(set(inputs) - set(parameters))
     if unknown:
         raise InputError(
-            f"{_a(what)} batch has the keys {', '.join(unknown)}, which the model's forward does not take "
+            f"{with_article(what)} batch has the keys {', '.join(unknown)}, which the model's forward does not take "
             f"(it takes {', '.join(sorted(parameters))})"
         )
     return inputs
-
-
-def _a(noun: str) -> str:
-    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
