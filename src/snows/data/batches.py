@@ -127,7 +127,8 @@ def _refuse_missing(signature: inspect.Signature, what: str) -> None:
         entries = ", ".join(f"{name!r}: …" for name in needed)
         raise InputError(
             f"the model needs {len(needed)} inputs ({', '.join(needed)}), but {with_article(what)} batch gives one: "
-            f"the first item of a tuple is the input, and the others are labels; give each batch as a dict {{{entries}}}"
+            "the first item of a tuple is the input, and the others are labels; give each batch as a dict "
+            f"{{{entries}}}"
         )
 
 
